@@ -1,0 +1,68 @@
+# What one types here; `make help` lists it. Set-up is part of every target that needs it.
+#
+# How a build reaches Python: `make setup` installs the package into .venv as a pointer to python/,
+# so edited .py files are live. `make build` compiles in build/dev and installs what it made
+# (_C, lib/, include/, _build.py: all git-ignored) into python/tenure, laid out as in the wheel.
+
+# PYTHON  the Python that .venv is made with
+# TORCH   a torch version for .venv, or "system": the torch that PYTHON already has.
+#         A choice lasts until another is made.
+PYTHON ?=
+TORCH ?=
+JOBS ?= $(shell nproc)
+
+BIN := .venv/bin
+STAMP := .venv/setup.stamp
+# A CMake and a Ninja in .venv come before those of the machine.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build run test lint format bench asan tsan wheel clean FORCE
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: $(STAMP) build ## make .venv, install all that is needed, build; TORCH=system uses PYTHON's torch
+
+# Runs always, and touches its stamp only when it had something to do.
+$(STAMP): FORCE
+	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' scripts/setup
+
+build/%/build.ninja: $(STAMP)
+	cmake --preset $* --fresh
+
+build: build/dev/build.ninja ## compile, and put the result where `import tenure` finds it
+	@flock build/dev cmake --build build/dev -j $(JOBS)
+	@rm -rf python/tenure/include
+	@cmake --install build/dev --prefix python/tenure >/dev/null
+
+run: build ## a small real training job on this machine, ending in the ledger's table
+	@$(BIN)/tenure demo
+
+test: build ## all tests: C++ (TSan's too) and Python
+	ctest --test-dir build/dev --output-on-failure -j $(JOBS)
+	$(BIN)/python -m pytest
+
+lint: build ## clang-format, clang-tidy, ruff, mypy
+	@scripts/lint
+
+format: $(STAMP) ## format C++ and Python
+	@scripts/lint --fix
+
+bench: build ## run bench/*: each prints a table and writes bench/results/*.json
+	@scripts/bench
+
+tsan: build ## the concurrency tests under ThreadSanitizer
+	ctest --test-dir build/dev --output-on-failure -R '^tsan\.'
+
+asan: build/asan/build.ninja ## C++ tests and Python core tests under ASan and UBSan
+	@cmake --build build/asan -j $(JOBS)
+	@scripts/asan
+
+wheel: $(STAMP) ## dist/*.whl for this Python and this torch
+	$(BIN)/python -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+clean: ## remove everything that was built (not .venv)
+	rm -rf build dist bench/results python/tenure/_build.py python/tenure/include python/tenure/lib
+	rm -f python/tenure/*.so
+	find python tests -name __pycache__ -prune -exec rm -r {} +

@@ -1,0 +1,46 @@
+# How everything of ours is compiled: language, warnings, sanitizers, ccache.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_SCAN_FOR_MODULES OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+# Line tables are what a backtrace needs; full debug information of torch's headers would
+# triple the size of each object.
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1 -DNDEBUG")
+
+find_program(CCACHE ccache)
+mark_as_advanced(CCACHE)
+if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # Without these ccache refuses every file that uses a precompiled header.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    add_compile_options(-fpch-preprocess)
+  endif()
+endif()
+
+# tenure_compile(TARGET): our warnings and sanitizers for one of our own targets.
+function(tenure_compile target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow)
+  if(TENURE_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+  if(TENURE_SANITIZE)
+    target_compile_options(
+      ${target} PRIVATE -fsanitize=${TENURE_SANITIZE} -fno-sanitize-recover=all
+                        -fno-omit-frame-pointer)
+    target_link_options(${target} PRIVATE -fsanitize=${TENURE_SANITIZE})
+  endif()
+endfunction()
+
+# tenure_precompile(TARGET HEADER...): a precompiled header, where the build wants one.
+function(tenure_precompile target)
+  if(TENURE_PCH)
+    target_precompile_headers(${target} PRIVATE ${ARGN})
+  endif()
+endfunction()

@@ -1,0 +1,67 @@
+# The C++ tests: one executable per folder of tests/cpp, named after it. tests/cpp/concurrency uses
+# the torch-free sources only, with objects of its own in place of storages (objects.h), and runs
+# twice: on libtenure, and with those sources alone under TSan.
+
+find_package(GTest QUIET)
+if(NOT GTest_FOUND)
+  message(STATUS "GoogleTest not found: no C++ tests")
+  return()
+endif()
+include(GoogleTest)
+
+# tenure_register_tests(TARGET ARG...): every case of an executable as a test of ctest. They are
+# listed when ctest runs, not while building: a sanitized program may not start there.
+function(tenure_register_tests target)
+  gtest_discover_tests(${target} ${ARGN} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+                       PROPERTIES TIMEOUT 300)
+endfunction()
+
+function(tenure_add_tests folder)
+  file(GLOB sources CONFIGURE_DEPENDS tests/cpp/${folder}/*.cpp)
+  if(NOT sources)
+    return()
+  endif()
+  set(target tenure_${folder}_tests)
+  add_executable(${target} ${sources})
+  tenure_compile(${target})
+  target_link_libraries(
+    ${target} PRIVATE tenure $<TARGET_NAME_IF_EXISTS:fake_accelerator> GTest::gtest_main)
+  target_link_options(${target} PRIVATE LINKER:--as-needed)
+  if(NOT folder STREQUAL "concurrency")
+    tenure_precompile(${target} <ATen/core/Tensor.h> <gtest/gtest.h>)
+  endif()
+  tenure_register_tests(${target})
+endfunction()
+
+function(tenure_add_tsan_tests)
+  file(GLOB sources CONFIGURE_DEPENDS tests/cpp/concurrency/*.cpp)
+  if(NOT sources OR NOT TENURE_TORCH_FREE OR TENURE_SANITIZE)
+    return()
+  endif()
+  set(target tenure_concurrency_tsan)
+  add_executable(${target} ${sources} ${TENURE_TORCH_FREE})
+  tenure_compile(${target})
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR} ${TENURE_GENERATED})
+  target_compile_options(${target} PRIVATE -fsanitize=thread)
+  target_link_options(${target} PRIVATE -fsanitize=thread)
+  target_link_libraries(${target} PRIVATE GTest::gtest_main)
+  tenure_register_tests(${target} TEST_PREFIX tsan.)
+endfunction()
+
+file(GLOB folders CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/tests/cpp tests/cpp/*)
+foreach(folder IN LISTS folders)
+  set(path ${PROJECT_SOURCE_DIR}/tests/cpp/${folder})
+  if(IS_DIRECTORY ${path} AND NOT EXISTS ${path}/CMakeLists.txt)
+    tenure_add_tests(${folder})
+  endif()
+endforeach()
+tenure_add_tsan_tests()
+
+# Extensions that the Python tests load; they land in ${TENURE_TEST_MODULES}, which pytest has on
+# its path.
+set(TENURE_TEST_MODULES ${PROJECT_BINARY_DIR}/modules)
+file(GLOB extensions CONFIGURE_DEPENDS tests/*/CMakeLists.txt tests/cpp/*/CMakeLists.txt)
+foreach(file IN LISTS extensions)
+  cmake_path(GET file PARENT_PATH folder)
+  add_subdirectory(${folder})
+endforeach()

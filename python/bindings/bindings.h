@@ -1,0 +1,12 @@
+// What makes up tenure._C: one function a concept, called by module.cpp.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+void bind_clock(pybind11::module_& m);
+void bind_errors(pybind11::module_& m);
+void bind_leases(pybind11::module_& m);
+void bind_ledger(pybind11::module_& m);
+void bind_sample(pybind11::module_& m);
+void bind_scopes(pybind11::module_& m);
+void bind_storage(pybind11::module_& m);

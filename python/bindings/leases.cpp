@@ -1,0 +1,119 @@
+#include <tenure/core/error.h>
+#include <tenure/core/hold.h>
+#include <tenure/core/ledger.h>
+#include <tenure/core/scope.h>
+#include <tenure/core/storage_ref.h>
+#include <tenure/core/ticks.h>
+
+#include <pybind11/stl.h>
+
+#include "bindings.h"
+
+namespace py = pybind11;
+using tenure::Lease;
+using tenure::LeaseRow;
+using tenure::ScopeId;
+
+namespace {
+
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+LeaseRow row_of(const Lease& lease) {
+  const auto row = lease.row();
+  if (!row) {
+    throw tenure::LeaseError("this lease was released: hold the tensor again to ask about it");
+  }
+  return *row;
+}
+
+// What Python shows of a lease, on the lease itself and on the rows of an explanation.
+template <class Class, class Get>
+void bind_row(Class& c, Get get) {
+  using Self = typename Class::type;
+  c.def_property_readonly("nbytes", [get](const Self& self) { return get(self).bytes; })
+      .def_property_readonly("kind",
+                             [get](const Self& self) {
+                               return tenure::kind_name(tenure::kind_of(get(self).owner));
+                             })
+      .def_property_readonly(
+          "owner", [get](const Self& self) { return tenure::owner_of(get(self).owner).name; })
+      .def_property_readonly(
+          "site", [get](const Self& self) { return tenure::owner_of(get(self).owner).site; })
+      .def_property_readonly(
+          "scope",
+          [get](const Self& self) { return tenure::ledger().scopes().path(get(self).scope); })
+      .def_property_readonly(
+          "device", [get](const Self& self) { return tenure::device_from_tag(get(self).device); })
+      .def_property_readonly("age", [get](const Self& self) {
+        return tenure::seconds_between(get(self).taken, tenure::ticks());
+      });
+}
+
+Lease hold(const at::Tensor& tensor, const std::string& kind, const std::string& name,
+           const std::string& site, std::optional<uint64_t> scope) {
+  const auto owner = tenure::intern_owner(tenure::kind_named(kind), name, site);
+  if (!scope) {
+    return tenure::hold(tensor, owner);
+  }
+  if (!tenure::ledger().scopes().is_open(ScopeId{*scope})) {
+    throw tenure::ScopeError("a tensor cannot be held in a scope that is not open: hold it inside "
+                             "the scope's `with` block");
+  }
+  return tenure::hold(tensor, owner, ScopeId{*scope});
+}
+
+std::string lease_text(const Lease& lease) {
+  const auto row = lease.row();
+  if (!row) {
+    return "<tenure.Lease: released>";
+  }
+  return "<tenure.Lease: " + tenure::owner_text(row->owner) + " in scope '" +
+         tenure::ledger().scopes().path(row->scope) + "'>";
+}
+
+}  // namespace
+
+void bind_leases(py::module_& m) {
+  py::class_<LeaseRow> row(m, "LeaseInfo");
+  bind_row(row, [](const LeaseRow& self) { return self; });
+  row.def("__repr__", [](const LeaseRow& self) {
+    return "<tenure.LeaseInfo: " + tenure::owner_text(self.owner) + ">";
+  });
+
+  py::class_<Lease> lease(m, "Lease");
+  bind_row(lease, row_of);
+  lease.def_property_readonly("held", &Lease::held)
+      .def(
+          "release",
+          [](Lease& self, const std::optional<tenure::Fence>& after) {
+            if (!self.held()) {
+              throw tenure::LeaseError(
+                  "this lease was released before, by a call or by the end of its scope: release a "
+                  "lease once, or use it as a `with` block");
+            }
+            if (after) {
+              self.release(*after);
+            } else {
+              self.release();
+            }
+          },
+          py::arg("after") = std::nullopt, NoGil())
+      .def(
+          "transfer",
+          [](Lease& self, const py::object& scope) {
+            self.transfer(scope.is_none() ? ScopeId::process
+                                          : ScopeId{py::cast<uint64_t>(scope.attr("id"))});
+          },
+          py::arg("scope"))
+      .def("storage", &Lease::storage)
+      .def("__enter__", [](py::object self) { return self; })
+      .def("__exit__",
+           [](Lease& self, const py::args& /*exception*/) {
+             const py::gil_scoped_release no_gil;
+             self.release();
+           })
+      .def("__repr__", &lease_text);
+
+  m.def("hold", &hold, py::arg("tensor"), py::arg("kind"), py::arg("name"), py::arg("site"),
+        py::arg("scope"));
+}

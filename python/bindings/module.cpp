@@ -1,0 +1,16 @@
+#include <tenure/core/storage_ref.h>
+
+#include "bindings.h"
+
+PYBIND11_MODULE(_C, m) {
+  pybind11::module_::import("torch");
+  bind_errors(m);
+  bind_clock(m);
+  bind_scopes(m);
+  bind_storage(m);
+  bind_leases(m);
+  bind_ledger(m);
+  bind_sample(m);
+  // Called when the interpreter has ended: deleters that need it must not run after this.
+  Py_AtExit([] { tenure::forget_storages_from_now_on(); });
+}

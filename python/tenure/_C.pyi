@@ -1,0 +1,232 @@
+"""The extension: libtenure as Python sees it. Private; use the functions of `tenure`."""
+
+import contextvars
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+# errors: none here, see tenure.errors
+
+# clock
+class Subscription:
+    """Keeps a function called at each step; ends with this object."""
+
+    def end(self) -> None:
+        """Ends it now."""
+
+def step_now() -> int: ...
+def tick_explicit(who: int, number: int | None) -> bool: ...
+def tick_implicit(who: int) -> bool: ...
+def on_step(fn: Callable[[int], None]) -> Subscription: ...
+
+# scopes
+class ScopeReport:
+    """What was still leased when a scope closed. False if nothing was."""
+
+    @property
+    def scope(self) -> str: ...
+    @property
+    def leases(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def raises(self) -> bool: ...
+    @property
+    def released(self) -> bool: ...
+    @property
+    def owners(self) -> list[str]: ...
+    def __bool__(self) -> bool: ...
+
+def set_scope_variable(variable: contextvars.ContextVar[int]) -> None: ...
+def open_scope(name: str, count: int | None, on_close: str) -> int: ...
+def close_scope(id: int, exception: bool) -> ScopeReport: ...
+def scope_changed() -> None: ...
+def current_scope() -> int: ...
+def scope_path(id: int) -> str: ...
+def scope_is_open(id: int) -> bool: ...
+def fork_generation() -> int: ...
+
+# storage
+class StorageRef:
+    """The identity of a storage, without keeping its data alive.
+
+    Equal references name the same storage, whatever the allocator does with addresses; a reference
+    to a dead storage equals no other storage's.
+    """
+
+    @overload
+    def __init__(self, tensor: torch.Tensor) -> None: ...
+    @overload
+    def __init__(self, storage: torch.UntypedStorage) -> None: ...
+    @property
+    def alive(self) -> bool:
+        """Whether anyone still holds the storage."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size; 0 once it is dead."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is, or was."""
+
+    def lock(self) -> torch.UntypedStorage | None:
+        """The storage, or None once it is dead."""
+
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+
+class Fence:
+    """A point in a device's work: ready when all that was queued before it is done.
+
+    On the CPU a fence is ready at once.
+    """
+
+    def __init__(self) -> None: ...
+    @overload
+    @staticmethod
+    def record(stream: torch.Stream) -> Fence:
+        """On that stream."""
+
+    @overload
+    @staticmethod
+    def record(device: torch.device) -> Fence:
+        """On the current stream of that device."""
+
+    def ready(self) -> bool:
+        """Whether the work is done."""
+
+    @overload
+    def wait(self) -> None:
+        """This thread waits, without holding the GIL."""
+
+    @overload
+    def wait(self, stream: torch.Stream) -> None:
+        """Work queued on the stream from now on waits; this thread does not."""
+
+class Explanation:
+    """Who holds a storage. Print it, or read its fields."""
+
+    @property
+    def storage(self) -> StorageRef: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def references(self) -> int:
+        """All strong references to the storage, whoever has them."""
+
+    @property
+    def others(self) -> int:
+        """References that no lease explains."""
+
+    @property
+    def leases(self) -> list[LeaseInfo]:
+        """Tenure's leases on it, oldest first."""
+
+    @property
+    def held_by(self) -> list[str]:
+        """What other parts of Tenure say of it."""
+
+    @property
+    def released(self) -> str | None:
+        """The text that a reader gets, if its data is gone."""
+
+def explain(tensor: torch.Tensor) -> Explanation: ...
+def release_storage(tensor: torch.Tensor, by: str, site: str, fence: Fence) -> None: ...
+def refill_storage(tensor: torch.Tensor, source: torch.Tensor | None) -> None: ...
+def is_released(tensor: torch.Tensor) -> bool: ...
+
+# leases
+class LeaseInfo:
+    """One lease as it was when asked."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def site(self) -> str: ...
+    @property
+    def scope(self) -> str: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def age(self) -> float: ...
+
+class Lease(LeaseInfo):
+    """Keeps a storage alive until it is released. Made by `tenure.hold`."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it still keeps the storage alive."""
+
+    def release(self, after: Fence | None = None) -> None:
+        """Lets the storage go, now or when the fence is ready. Raises LeaseError the second time."""
+
+    def transfer(self, scope: object) -> None:
+        """Moves it to another open scope; None is the process."""
+
+    def storage(self) -> torch.UntypedStorage:
+        """The storage that it holds."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+def hold(tensor: torch.Tensor, kind: str, name: str, site: str, scope: int | None) -> Lease: ...
+
+# ledger
+class Totals:
+    """Bytes and leases. A storage counts once in `bytes`, however many leases hold it."""
+
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def leases(self) -> int: ...
+    @property
+    def peak(self) -> int:
+        """Most bytes since the interval began."""
+
+class KindTotals:
+    """Totals of everything and of each kind of owner."""
+
+    @property
+    def all(self) -> Totals: ...
+    @property
+    def by_kind(self) -> dict[str, Totals]: ...
+
+class Snapshot:
+    """All leases at one moment, as columns."""
+
+    def __len__(self) -> int: ...
+    @property
+    def storage(self) -> npt.NDArray[np.uint64]: ...
+    @property
+    def bytes(self) -> npt.NDArray[np.uint64]: ...
+    @property
+    def scope(self) -> npt.NDArray[np.uint64]: ...
+    @property
+    def owner(self) -> npt.NDArray[np.uint32]: ...
+    @property
+    def device(self) -> npt.NDArray[np.uint16]: ...
+    @property
+    def age(self) -> npt.NDArray[np.float64]: ...
+    def by_owner(self) -> list[tuple[int, Totals]]: ...
+    def by_scope(self) -> list[tuple[int, Totals]]: ...
+
+def snapshot() -> Snapshot: ...
+def totals() -> KindTotals: ...
+def start_interval() -> KindTotals: ...
+def owner_of(id: int) -> tuple[str, str, str]: ...
+def owner_kinds() -> list[str]: ...
+def device_from_tag(tag: int) -> str: ...

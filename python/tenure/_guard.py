@@ -1,0 +1,83 @@
+"""Refuses to load Tenure's libraries beside a torch they were not built against.
+
+They would fail with an undefined symbol, or worse, load and misread torch's objects. So nothing
+here imports torch or the extension.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
+
+
+def check() -> None:
+    """Raises ImportError, in one sentence that says what to run, unless the libraries can load."""
+    suffixes = importlib.machinery.EXTENSION_SUFFIXES
+    if not any((_PACKAGE / f"_C{suffix}").exists() for suffix in suffixes):
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise ImportError(
+            f"Tenure is not built for Python {python} in {_PACKAGE}: run {_rebuild()}"
+        )
+
+    from tenure._build import TORCH_VERSION, VERSION
+
+    built = _minor(TORCH_VERSION)
+    installed = _installed_torch()
+    if installed is None:
+        raise ImportError(
+            f"Tenure {VERSION} was built against torch {built} and there is no torch here: "
+            f"run {shlex.quote(sys.executable)} -m pip install 'torch=={built}.*'"
+        )
+    if _minor(installed) != built:
+        raise ImportError(
+            f"Tenure {VERSION} was built against torch {built} and cannot use the torch "
+            f"{installed} installed here: run {_rebuild()}"
+        )
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _installed_torch() -> str | None:
+    """The version of the torch that `import torch` gives, read without importing it."""
+    if "torch" in sys.modules:
+        return str(sys.modules["torch"].__version__)
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    source = Path(spec.origin).with_name("version.py").read_text()
+    found = re.search(r"""^__version__ = ['"](.+)['"]""", source, re.MULTILINE)
+    return found[1] if found else importlib.metadata.version("torch")
+
+
+def _rebuild() -> str:
+    """The command that builds Tenure against the torch installed here."""
+    checkout = _PACKAGE.parent.parent
+    if (checkout / "pyproject.toml").exists():
+        return f"make -C {shlex.quote(str(checkout))} build"
+    pip = f"{shlex.quote(sys.executable)} -m pip install"
+    return (
+        f"{pip} scikit-build-core cmake ninja && "
+        f"{pip} --no-build-isolation --force-reinstall --no-deps {_source()}"
+    )
+
+
+def _source() -> str:
+    """What to give pip so that it builds this Tenure from its source."""
+    distribution = importlib.metadata.distribution("tenure")
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if "vcs_info" in origin:
+        vcs = origin["vcs_info"]
+        return shlex.quote(f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}")
+    if "dir_info" in origin:
+        return shlex.quote(origin["url"])
+    return f"--no-binary tenure tenure=={distribution.version}"

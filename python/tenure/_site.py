@@ -1,0 +1,23 @@
+"""Where in the user's program a call was made."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+
+
+def caller() -> str:
+    """``file:line`` of whoever called the function that calls this."""
+    frame = sys._getframe(2)
+    return f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _shown(filename: str) -> str:
+    """The file as a person would name it: from the working directory, where it lies below it."""
+    try:
+        shown = os.path.relpath(filename)
+    except (OSError, ValueError):  # the working directory is gone
+        return filename
+    return filename if shown.startswith("..") else shown

@@ -1,0 +1,58 @@
+"""What Tenure raises. One hierarchy, the same in C++ and in Python.
+
+>>> import tenure, torch
+>>> try:
+...     tenure.hold(torch.empty(3, device="meta"), "batch")
+... except tenure.LeaseError as error:
+...     print(error)
+this tensor cannot be leased: it is on the meta device and has no data
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "InputError",
+    "LeaseError",
+    "MutationError",
+    "ReleaseError",
+    "ScopeError",
+    "ScopeWarning",
+    "TenureError",
+    "UseAfterRelease",
+]
+
+
+class TenureError(RuntimeError):
+    """Base of all that Tenure raises on its own account."""
+
+
+class UseAfterRelease(TenureError):  # noqa: N818  the name under which ATen's errors begin, too
+    """A released storage was used by one of Tenure's own calls.
+
+    A read by PyTorch itself arrives as a plain RuntimeError whose text begins with
+    ``UseAfterRelease:``, because ATen raises it.
+    """
+
+
+class ReleaseError(TenureError):
+    """A storage that cannot be released or refilled."""
+
+
+class ScopeError(TenureError):
+    """A scope closed out of order, twice, by another thread, or with leases left in it."""
+
+
+class LeaseError(TenureError):
+    """A tensor that cannot be leased, or a lease used after its release."""
+
+
+class MutationError(TenureError):
+    """A storage was written to while someone relied on its content."""
+
+
+class InputError(TenureError, ValueError):
+    """An argument that cannot mean anything."""
+
+
+class ScopeWarning(UserWarning):
+    """A scope with ``on_close="report"`` closed with leases left in it."""

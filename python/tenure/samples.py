@@ -1,0 +1,74 @@
+"""Samples: what the system and the device allocators say of this process's memory.
+
+All figures are in bytes. One that this machine does not give is None, never zero.
+"""
+
+from __future__ import annotations
+
+from tenure import _C
+from tenure._C import (
+    AllocatorSample,
+    CgroupSample,
+    DeviceSample,
+    DriverSample,
+    Gauge,
+    MappedSample,
+    PinnedSample,
+    ProcessSample,
+    Sample,
+    SampleRefresh,
+)
+
+__all__ = [
+    "AllocatorSample",
+    "CgroupSample",
+    "DeviceSample",
+    "DriverSample",
+    "Gauge",
+    "MappedSample",
+    "PinnedSample",
+    "ProcessSample",
+    "Sample",
+    "SampleRefresh",
+    "refresh_samples",
+    "sample",
+]
+
+
+def sample() -> Sample:
+    """Reads the figures now. Takes some microseconds and never wakes a device's runtime.
+
+    Returns:
+        ``process``, what the system says; ``devices``, one for each device that the program has
+        used; ``pinned``, page-locked host memory, where there is such a device.
+
+    Example:
+        >>> import tenure, torch
+        >>> before = tenure.sample().process.rss
+        >>> block = torch.ones(16 << 20)  # 64 MiB
+        >>> round((tenure.sample().process.rss - before) / 2**20)
+        64
+    """
+    return _C.sample()
+
+
+def refresh_samples(period: float = 1.0) -> SampleRefresh:
+    """Adds ``process.mapped`` to samples, PSS among it, for as long as the result lives.
+
+    These figures take 5 to 16 ms, so a thread of their own reads them every `period` seconds.
+
+    Args:
+        period: Seconds, from a millisecond to a day. Where several ask, the shortest counts.
+
+    Returns:
+        A `with` block's object; ``stop()`` ends it early.
+
+    Example:
+        >>> import tenure
+        >>> with tenure.refresh_samples(0.01):
+        ...     while (mapped := tenure.sample().process.mapped) is None:
+        ...         pass
+        >>> mapped.pss <= mapped.rss
+        True
+    """
+    return SampleRefresh(period)

@@ -1,0 +1,85 @@
+"""Storages: their identity, who holds them, and freeing their data whatever aliases exist."""
+
+from __future__ import annotations
+
+import torch
+
+from tenure import _C, _site
+from tenure._C import Explanation, Fence, StorageRef
+from tenure.errors import InputError
+
+__all__ = ["Explanation", "Fence", "StorageRef", "explain", "is_released", "refill", "release"]
+
+
+def explain(tensor: torch.Tensor) -> Explanation:
+    """Says who holds a tensor's storage, as far as Tenure itself knows.
+
+    Example:
+        >>> import tenure, torch
+        >>> x = torch.zeros(1024)
+        >>> view = x[:10]
+        >>> lease = tenure.hold(x, "replay buffer")
+        >>> found = tenure.explain(x)
+        >>> found.references, found.others, [lease.owner for lease in found.leases]
+        (3, 2, ['replay buffer'])
+        >>> del lease
+    """
+    need_tensor(tensor, "explain")
+    return _C.explain(tensor)
+
+
+def release(tensor: torch.Tensor, *, by: str = "user", after: Fence | None = None) -> None:
+    """Frees the data of a tensor's storage, whatever aliases of it exist.
+
+    Views, saved tensors and other aliases keep their shapes. Reading any of them raises, with a
+    text that says who released the storage, where and in which scope. :func:`refill` makes all of
+    them good again.
+
+    Args:
+        tensor: Any tensor on the storage.
+        by: Who releases it, for the error of a later reader.
+        after: The memory itself goes only when this fence is ready. Needed where another stream may
+            still read it.
+
+    Example:
+        >>> import tenure, torch
+        >>> x = torch.arange(4.0)
+        >>> view = x[2:]
+        >>> tenure.release(x)
+        >>> try:
+        ...     view.sum()
+        ... except RuntimeError as error:
+        ...     print(str(error)[:15])
+        UseAfterRelease
+        >>> tenure.refill(x, torch.ones(4))
+        >>> view.sum()
+        tensor(2.)
+    """
+    need_tensor(tensor, "release")
+    _C.release_storage(tensor, by, _site.caller(), after if after is not None else Fence())
+
+
+def refill(tensor: torch.Tensor, source: torch.Tensor | None = None) -> None:
+    """Gives a released storage its memory back; every alias is good again, its version unchanged.
+
+    Args:
+        tensor: Any tensor on the storage.
+        source: Its content: as many bytes as the storage has, on the same device. Without it the
+            memory holds whatever was there.
+    """
+    need_tensor(tensor, "refill")
+    if source is not None:
+        need_tensor(source, "refill")
+    _C.refill_storage(tensor, source)
+
+
+def is_released(tensor: torch.Tensor) -> bool:
+    """Whether the data of the tensor's storage is gone."""
+    need_tensor(tensor, "is_released")
+    return _C.is_released(tensor)
+
+
+def need_tensor(tensor: object, call: str) -> None:
+    """Raises InputError, in the name of `call`, for anything that is no tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(f"tenure.{call}() needs a torch.Tensor and got {type(tensor).__name__}")

@@ -1,0 +1,88 @@
+#include <tenure/core/clock.h>
+#include <tenure/core/events.h>
+#include <tenure/core/fork.h>
+#include <tenure/core/ticks.h>
+
+#include <utility>
+
+namespace tenure {
+
+Clock::Clock() {
+  protect_across_fork(mutex_);
+  on_fork_in_child([] {
+    std::lock_guard lock(clock().mutex_);
+    clock().subscribers_.clear();
+  });
+}
+
+Clock& clock() {
+  static auto* instance = new Clock;
+  return *instance;
+}
+
+uint64_t Clock::now() const {
+  std::lock_guard lock(mutex_);
+  return now_;
+}
+
+// REQUIRES: mutex_.
+bool Clock::leads(Source source, uint64_t who) {
+  if (source < source_) {
+    return false;
+  }
+  const bool first = !leader_ || source > source_;
+  // A leader that fell silent (an optimizer that was replaced) gives way to whoever goes on.
+  if (first || *leader_ == who || ++since_leader_[who] == 2) {
+    source_ = source;
+    leader_ = who;
+    since_leader_.clear();
+    return true;
+  }
+  return false;
+}
+
+bool Clock::tick(Source source, uint64_t who, std::optional<uint64_t> number) {
+  uint64_t ended = 0;
+  std::vector<std::shared_ptr<const std::function<void(uint64_t)>>> told;
+  {
+    std::lock_guard lock(mutex_);
+    if (!leads(source, who)) {
+      return false;
+    }
+    ended = number.value_or(now_);
+    now_ = ended + 1;
+    told = subscribers_;
+  }
+  if (events_on()) {
+    append({.ticks = ticks(), .type = EventType::step, .value = ended});
+  }
+  for (const auto& fn : told) {
+    (*fn)(ended);
+  }
+  return true;
+}
+
+Clock::Subscription Clock::subscribe(std::function<void(uint64_t)> fn) {
+  auto kept = std::make_shared<const std::function<void(uint64_t)>>(std::move(fn));
+  std::lock_guard lock(mutex_);
+  subscribers_.push_back(kept);
+  return Subscription(std::move(kept));
+}
+
+Clock::Subscription::Subscription(std::shared_ptr<const std::function<void(uint64_t)>> fn)
+    : fn_(std::move(fn)) {}
+
+Clock::Subscription& Clock::Subscription::operator=(Subscription&& other) noexcept {
+  std::swap(fn_, other.fn_);
+  return *this;
+}
+
+Clock::Subscription::~Subscription() {
+  if (fn_ == nullptr) {
+    return;
+  }
+  std::lock_guard lock(clock().mutex_);
+  std::erase(clock().subscribers_, fn_);
+}
+
+}  // namespace tenure

@@ -1,0 +1,61 @@
+// Clock: the one step counter of a process. Several things may announce the end of a step: the
+// user's own call, a scope named `step`, a monitor, a pipeline, and, where nobody else does, the
+// optimizer. They are counted so that one step counts once, whoever announces it. Any thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace tenure {
+
+class Clock {
+ public:
+  // How a step's end is known. Explicit beats implicit: once anyone says it, inference stops.
+  enum class Source : uint8_t { implicit, explicitly };
+
+  // Steps that have ended. While step n runs, now() == n if the loop counts from 0.
+  uint64_t now() const;
+
+  // Step `number`, or the next one, has ended. `who` tells announcers apart: the first one leads,
+  // and others' ticks are echoes of the same step, unless they come twice without the leader.
+  // Subscribers run on this thread before it returns. True if the tick counted.
+  bool tick(Source source, uint64_t who, std::optional<uint64_t> number = {});
+
+  // Calls `fn` with the number of each step that ends, until the subscription goes. A call that is
+  // in flight on another thread may still finish. A forked child starts without subscribers.
+  class Subscription {
+   public:
+    Subscription() = default;
+    explicit Subscription(std::shared_ptr<const std::function<void(uint64_t)>> fn);
+    Subscription(Subscription&& other) noexcept = default;
+    Subscription& operator=(Subscription&& other) noexcept;
+    Subscription(const Subscription&) = delete;
+    Subscription& operator=(const Subscription&) = delete;
+    ~Subscription();
+
+   private:
+    std::shared_ptr<const std::function<void(uint64_t)>> fn_;  // shared with ticks in flight
+  };
+  [[nodiscard]] Subscription subscribe(std::function<void(uint64_t)> fn);
+
+ private:
+  friend Clock& clock();
+  Clock();
+  bool leads(Source source, uint64_t who);
+
+  mutable std::mutex mutex_;
+  uint64_t now_ = 0;
+  Source source_ = Source::implicit;
+  std::optional<uint64_t> leader_;
+  std::map<uint64_t, int> since_leader_;  // ticks of others since the leader's last
+  std::vector<std::shared_ptr<const std::function<void(uint64_t)>>> subscribers_;
+};
+
+Clock& clock();
+
+}  // namespace tenure

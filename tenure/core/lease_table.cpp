@@ -1,0 +1,482 @@
+#include <tenure/core/events.h>
+#include <tenure/core/lease_table.h>
+#include <tenure/core/ticks.h>
+
+#include <bit>
+#include <mutex>
+
+namespace tenure {
+namespace {
+
+constexpr uint32_t kNone = ~uint32_t{0};
+constexpr uint32_t kChunk = 1024;
+constexpr uint32_t kShardBits = std::countr_zero(kShards);
+
+// Fibonacci hashing: top bits choose the shard, the bits below them the bucket.
+uint64_t hash_of(const void* object) {
+  return (reinterpret_cast<uintptr_t>(object) >> 4) * 0x9E3779B97F4A7C15ULL;
+}
+
+}  // namespace
+
+// One lease. Linked into its scope's list for this shard, and into the chain of its hash bucket, in
+// which all leases on one object lie: that is how shared storage is recognised.
+struct LeaseTable::Slot {
+  void* object = nullptr;
+  uint64_t bytes : 48 = 0;
+  uint64_t device : 16 = 0;
+  uint64_t storage = 0;
+  uint64_t taken = 0;
+  uint64_t scope = 0;
+  uint32_t owner = 0;
+  uint32_t generation = 0;  // odd while live
+  uint32_t scope_next = kNone, scope_prev = kNone;
+  uint32_t chain_next = kNone, chain_prev = kNone;
+
+  bool live() const { return (generation & 1) != 0; }
+  LeaseRow row() const {
+    return {storage, bytes, taken, ScopeId{scope}, OwnerId{owner}, static_cast<uint16_t>(device)};
+  }
+};
+
+struct LeaseTable::Shard {
+  static_assert(sizeof(Slot) == 64);
+
+  alignas(64) mutable std::mutex mutex;
+  uint32_t number = 0;
+  uint32_t used = 0;  // slots ever handed out
+  uint32_t free = kNone;
+  uint32_t live = 0;
+  uint64_t next_storage = 1;
+  std::array<uint32_t, kOwnerKinds> leases{};
+  std::vector<std::unique_ptr<Slot[]>> chunks;
+  std::vector<uint32_t> buckets = std::vector<uint32_t>(16, kNone);
+
+  Slot& at(uint32_t index) const { return chunks[index / kChunk][index % kChunk]; }
+  uint32_t& bucket_of(const void* object) {
+    return buckets[(hash_of(object) >> 16) & (buckets.size() - 1)];
+  }
+
+  // Everything that can fail, before anything changes.
+  uint32_t allocate() {
+    if (live >= buckets.size()) {
+      grow_buckets();
+    }
+    if (free != kNone) {
+      const auto index = free;
+      free = at(index).chain_next;
+      return index;
+    }
+    if (used % kChunk == 0) {
+      chunks.push_back(std::make_unique<Slot[]>(kChunk));
+    }
+    return used++;
+  }
+
+  void grow_buckets() {
+    std::vector<uint32_t> wider(buckets.size() * 2, kNone);
+    buckets.swap(wider);
+    for (uint32_t head : wider) {
+      // From the end of the chain to its head, so that an object's leases keep their order.
+      uint32_t last = head;
+      while (last != kNone && at(last).chain_next != kNone) {
+        last = at(last).chain_next;
+      }
+      while (last != kNone) {
+        const auto before = at(last).chain_prev;
+        link_chain(last);
+        last = before;
+      }
+    }
+  }
+
+  void link_chain(uint32_t index) {
+    auto& slot = at(index);
+    auto& head = bucket_of(slot.object);
+    slot.chain_prev = kNone;
+    slot.chain_next = head;
+    if (head != kNone) {
+      at(head).chain_prev = index;
+    }
+    head = index;
+  }
+
+  void unlink_chain(uint32_t index) {
+    auto& slot = at(index);
+    if (slot.chain_next != kNone) {
+      at(slot.chain_next).chain_prev = slot.chain_prev;
+    }
+    (slot.chain_prev != kNone ? at(slot.chain_prev).chain_next : bucket_of(slot.object)) =
+        slot.chain_next;
+  }
+
+  // Calls fn(slot) for each lease on `object`, newest first, until it returns false.
+  template <class Fn>
+  void each_lease_on(const void* object, Fn&& fn) {
+    for (auto index = bucket_of(object); index != kNone; index = at(index).chain_next) {
+      auto& slot = at(index);
+      if (slot.object == object && !fn(slot)) {
+        return;
+      }
+    }
+  }
+
+  template <class Fn>
+  void each_live(Fn&& fn) const {
+    for (uint32_t index = 0; index < used; ++index) {
+      if (const auto& slot = at(index); slot.live()) {
+        fn(slot);
+      }
+    }
+  }
+};
+
+class LeaseTable::AllLocked {
+ public:
+  explicit AllLocked(const LeaseTable& table) : table_(table) {
+    for (size_t i = 0; i < kShards; ++i) {
+      table_.shards_[i].mutex.lock();
+    }
+  }
+  ~AllLocked() {
+    for (size_t i = kShards; i-- > 0;) {
+      table_.shards_[i].mutex.unlock();
+    }
+  }
+  AllLocked(const AllLocked&) = delete;
+  AllLocked& operator=(const AllLocked&) = delete;
+
+ private:
+  const LeaseTable& table_;
+};
+
+// Changes happen under some shard's lock, so that with all shards locked the counters stand still.
+// They are shared by all shards because a peak is a property of the sum.
+void LeaseTable::Counter::add(int64_t delta) {
+  if (delta == 0) {
+    return;
+  }
+  const auto now = bytes.fetch_add(delta, std::memory_order_relaxed) + delta;
+  if (delta < 0) {
+    return;
+  }
+  auto seen = peak.load(std::memory_order_relaxed);
+  while (now > seen && !peak.compare_exchange_weak(seen, now, std::memory_order_relaxed)) {
+  }
+}
+
+Totals LeaseTable::Counter::read() const {
+  return {static_cast<uint64_t>(bytes.load(std::memory_order_relaxed)), 0,
+          static_cast<uint64_t>(peak.load(std::memory_order_relaxed))};
+}
+
+LeaseTable::LeaseTable(ObjectOps ops, ScopeTree& scopes)
+    : ops_(ops), scopes_(scopes), shards_(std::make_unique<Shard[]>(kShards)) {
+  for (uint32_t i = 0; i < kShards; ++i) {
+    shards_[i].number = i;
+  }
+}
+
+LeaseTable::~LeaseTable() {
+  for (size_t i = 0; i < kShards; ++i) {
+    shards_[i].each_live([&](const Slot& slot) { ops_.drop(slot.object); });
+  }
+}
+
+LeaseTable::Shard& LeaseTable::shard_of(const void* object) const {
+  return shards_[hash_of(object) >> (64 - kShardBits)];
+}
+
+LeaseTable::Slot* LeaseTable::find(Shard& shard, LeaseKey key) const {
+  if (key.generation == 0 || key.index >= shard.used) {
+    return nullptr;
+  }
+  auto& slot = shard.at(key.index);
+  return slot.generation == key.generation ? &slot : nullptr;
+}
+
+// Note [A lease enters a scope]
+// A scope may be closed by one thread while another takes a lease in it. The taker, holding the
+// shard's lock, first sets the scope's bit for this shard and then looks whether the scope is still
+// open; the closer first marks the scope closed and then reads the bits. Both sides are
+// sequentially consistent, so either the taker sees the scope closed, and goes to the process scope
+// instead, or the closer sees the bit, waits for the shard's lock, and finds the lease. No lease is
+// left behind in a closed scope, and neither side takes a lock that all takers share.
+ScopeId LeaseTable::enter_scope(Shard& shard, uint32_t index, ScopeId wanted) {
+  auto* node = scopes_.find(wanted);
+  const auto bit = uint64_t{1} << shard.number;
+  if (node != nullptr) {
+    if ((node->touched.load(std::memory_order_seq_cst) & bit) == 0) {
+      node->touched.fetch_or(bit, std::memory_order_seq_cst);
+    }
+    if (node->id.load(std::memory_order_seq_cst) != static_cast<uint64_t>(wanted)) {
+      node = nullptr;
+    }
+  }
+  if (node == nullptr) {
+    wanted = ScopeId::process;
+    node = &scopes_.place(wanted);  // never closes, so its bits do not matter
+  }
+  auto& slot = shard.at(index);
+  auto& first = node->first[shard.number];
+  slot.scope = static_cast<uint64_t>(wanted);
+  slot.scope_prev = kNone;
+  slot.scope_next = first == 0 ? kNone : first - 1;
+  if (slot.scope_next != kNone) {
+    shard.at(slot.scope_next).scope_prev = index;
+  }
+  first = index + 1;  // 0 is the empty list, so that a fresh node needs no set-up
+  return wanted;
+}
+
+void LeaseTable::leave_scope(Shard& shard, uint32_t index) {
+  auto& slot = shard.at(index);
+  if (slot.scope_next != kNone) {
+    shard.at(slot.scope_next).scope_prev = slot.scope_prev;
+  }
+  if (slot.scope_prev != kNone) {
+    shard.at(slot.scope_prev).scope_next = slot.scope_next;
+  } else {
+    scopes_.place(ScopeId{slot.scope}).first[shard.number] =
+        slot.scope_next == kNone ? 0 : slot.scope_next + 1;
+  }
+}
+
+// Adds or takes away what `slot` contributes beside the other leases on its object. REQUIRES: the
+// slot is not in its chain.
+void LeaseTable::count(Shard& shard, const Slot& slot, int sign) {
+  const auto kind = static_cast<size_t>(kind_of(OwnerId{slot.owner}));
+  bool object_counted = false;
+  bool kind_counted = false;
+  shard.each_lease_on(slot.object, [&](const Slot& other) {
+    object_counted = true;
+    kind_counted = static_cast<size_t>(kind_of(OwnerId{other.owner})) == kind;
+    return !kind_counted;
+  });
+  const auto bytes = static_cast<int64_t>(slot.bytes) * sign;
+  if (!kind_counted) {
+    kinds_[kind].add(bytes);
+  }
+  if (!object_counted) {
+    all_.add(bytes);
+  }
+  shard.leases[kind] += static_cast<uint32_t>(sign);
+}
+
+LeaseKey LeaseTable::take(void* object, uint64_t bytes, uint16_t device, OwnerId owner,
+                          ScopeId scope) {
+  auto& shard = shard_of(object);
+  LeaseKey key;
+  Event event{.ticks = ticks(), .type = EventType::lease_taken, .device = device};
+  {
+    std::unique_lock lock(shard.mutex);
+    uint32_t index = 0;
+    try {
+      index = shard.allocate();
+    } catch (...) {
+      lock.unlock();
+      ops_.drop(object);
+      throw;
+    }
+    auto& slot = shard.at(index);
+    slot.object = object;
+    slot.bytes = bytes;
+    slot.device = device;
+    slot.taken = event.ticks;
+    slot.owner = static_cast<uint32_t>(owner);
+    slot.storage = 0;
+    shard.each_lease_on(object, [&](const Slot& other) {
+      slot.storage = other.storage;
+      slot.bytes = other.bytes;  // a released storage counts nothing until it is refilled
+      return false;
+    });
+    if (slot.storage == 0) {
+      slot.storage = (shard.next_storage++ << kShardBits) | shard.number;
+    }
+    count(shard, slot, +1);
+    shard.link_chain(index);
+    event.scope = static_cast<uint64_t>(enter_scope(shard, index, scope));
+    ++shard.live;
+    ++slot.generation;
+    key = {index, slot.generation, shard.number};
+    event.storage = slot.storage;
+    event.bytes = slot.bytes;
+  }
+  event.owner = static_cast<uint32_t>(owner);
+  append(event);
+  return key;
+}
+
+// REQUIRES: the shard's lock; the caller drops the object after letting it go.
+void* LeaseTable::end(Shard& shard, uint32_t index) {
+  auto& slot = shard.at(index);
+  leave_scope(shard, index);
+  shard.unlink_chain(index);
+  count(shard, slot, -1);
+  --shard.live;
+  ++slot.generation;
+  slot.chain_next = shard.free;
+  shard.free = index;
+  return slot.object;
+}
+
+bool LeaseTable::release(LeaseKey key) {
+  auto& shard = shards_[key.shard];
+  void* object = nullptr;
+  Event event{.type = EventType::lease_released};
+  {
+    std::lock_guard lock(shard.mutex);
+    const auto* slot = find(shard, key);
+    if (slot == nullptr) {
+      return false;
+    }
+    event.storage = slot->storage;
+    event.bytes = slot->bytes;
+    event.scope = slot->scope;
+    event.owner = slot->owner;
+    object = end(shard, key.index);
+  }
+  if (events_on()) {
+    event.ticks = ticks();
+    append(event);
+  }
+  ops_.drop(object);
+  return true;
+}
+
+bool LeaseTable::move(LeaseKey key, ScopeId scope) {
+  auto& shard = shards_[key.shard];
+  Event event{.ticks = ticks(), .type = EventType::lease_moved};
+  {
+    std::lock_guard lock(shard.mutex);
+    const auto* slot = find(shard, key);
+    if (slot == nullptr) {
+      return false;
+    }
+    leave_scope(shard, key.index);
+    event.scope = static_cast<uint64_t>(enter_scope(shard, key.index, scope));
+    event.storage = slot->storage;
+    event.bytes = slot->bytes;
+    event.owner = slot->owner;
+  }
+  append(event);
+  return true;
+}
+
+std::optional<LeaseRow> LeaseTable::row(LeaseKey key) const {
+  auto& shard = shards_[key.shard];
+  std::lock_guard lock(shard.mutex);
+  const auto* slot = find(shard, key);
+  return slot == nullptr ? std::nullopt : std::optional(slot->row());
+}
+
+void* LeaseTable::share(LeaseKey key) const {
+  auto& shard = shards_[key.shard];
+  std::lock_guard lock(shard.mutex);
+  const auto* slot = find(shard, key);
+  if (slot == nullptr) {
+    return nullptr;
+  }
+  ops_.retain(slot->object);
+  return slot->object;
+}
+
+void LeaseTable::set_bytes(void* object, uint64_t bytes) {
+  auto& shard = shard_of(object);
+  std::lock_guard lock(shard.mutex);
+  std::array<bool, kOwnerKinds> seen{};
+  bool any = false;
+  shard.each_lease_on(object, [&](Slot& slot) {
+    const auto delta = static_cast<int64_t>(bytes) - static_cast<int64_t>(slot.bytes);
+    auto& kind_seen = seen.at(static_cast<size_t>(kind_of(OwnerId{slot.owner})));
+    if (!kind_seen) {
+      kinds_[static_cast<size_t>(kind_of(OwnerId{slot.owner}))].add(delta);
+    }
+    if (!any) {
+      all_.add(delta);
+    }
+    kind_seen = any = true;
+    slot.bytes = bytes;
+    return true;
+  });
+}
+
+std::vector<LeaseRow> LeaseTable::rows_of(void* object) const {
+  auto& shard = shard_of(object);
+  std::vector<LeaseRow> out;
+  std::lock_guard lock(shard.mutex);
+  shard.each_lease_on(object, [&](const Slot& slot) {
+    out.push_back(slot.row());
+    return true;
+  });
+  return out;
+}
+
+std::vector<LeaseRow> LeaseTable::empty_scope(ScopeNode& node, OnClose on_close) {
+  std::vector<LeaseRow> rows;
+  // Read after the node was marked closed: see Note [A lease enters a scope].
+  for (auto touched = node.touched.load(std::memory_order_seq_cst); touched != 0;
+       touched &= touched - 1) {
+    auto& shard = shards_[static_cast<size_t>(std::countr_zero(touched))];
+    std::vector<void*> ended;
+    {
+      std::lock_guard lock(shard.mutex);
+      while (node.first[shard.number] != 0) {
+        const auto index = node.first[shard.number] - 1;
+        rows.push_back(shard.at(index).row());
+        if (on_close == OnClose::release) {
+          ended.push_back(end(shard, index));
+        } else {
+          leave_scope(shard, index);
+          enter_scope(shard, index, node.parent);
+        }
+      }
+    }
+    for (auto* object : ended) {
+      ops_.drop(object);
+    }
+  }
+  node.touched.store(0, std::memory_order_relaxed);
+  return rows;
+}
+
+KindTotals LeaseTable::read_totals() const {
+  KindTotals out;
+  out.all = all_.read();
+  for (size_t kind = 0; kind < kOwnerKinds; ++kind) {
+    out.by_kind[kind] = kinds_[kind].read();
+    for (size_t i = 0; i < kShards; ++i) {
+      out.by_kind[kind].leases += shards_[i].leases[kind];
+    }
+    out.all.leases += out.by_kind[kind].leases;
+  }
+  return out;
+}
+
+KindTotals LeaseTable::totals() const {
+  AllLocked locked(*this);
+  return read_totals();
+}
+
+KindTotals LeaseTable::start_interval() {
+  AllLocked locked(*this);
+  auto out = read_totals();
+  all_.peak.store(all_.bytes.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  for (auto& kind : kinds_) {
+    kind.peak.store(kind.bytes.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  }
+  return out;
+}
+
+std::vector<LeaseRow> LeaseTable::rows() const {
+  // Room is made, and its pages are touched, before anyone has to wait.
+  std::vector<LeaseRow> out(totals().all.leases * 9 / 8 + 64);
+  out.clear();
+  AllLocked locked(*this);
+  for (size_t i = 0; i < kShards; ++i) {
+    shards_[i].each_live([&](const Slot& slot) { out.push_back(slot.row()); });
+  }
+  return out;
+}
+
+}  // namespace tenure

@@ -1,0 +1,114 @@
+// LeaseTable: every strong reference that Tenure holds, in one place. It stores opaque objects (in
+// the product: c10::StorageImpl) with one reference each, so that its threading can be tested
+// without torch. Any thread may call any method; an object's last reference is always dropped
+// outside the locks, because a deleter may run anything, this table included.
+#pragma once
+
+#include <tenure/core/owner.h>
+#include <tenure/core/scope_tree.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace tenure {
+
+// Names one lease. Plain data; a key of a lease that has ended is recognised as such.
+struct LeaseKey {
+  uint32_t index = 0;
+  uint32_t generation = 0;  // 0: no lease
+  uint32_t shard = 0;
+};
+
+// What is known of one lease, by value.
+struct LeaseRow {
+  uint64_t storage = 0;  // id of the storage while it is held, never reused
+  uint64_t bytes = 0;
+  uint64_t taken = 0;  // ticks
+  ScopeId scope = ScopeId::process;
+  OwnerId owner{};
+  uint16_t device = 0;
+};
+
+// A storage counts once in `bytes`, however many leases hold it.
+struct Totals {
+  uint64_t bytes = 0;
+  uint64_t leases = 0;
+  uint64_t peak = 0;  // most bytes since the interval began
+};
+
+struct KindTotals {
+  Totals all;
+  std::array<Totals, kOwnerKinds> by_kind;
+};
+
+class LeaseTable {
+ public:
+  struct ObjectOps {
+    void (*retain)(void*);
+    void (*drop)(void*);
+  };
+
+  LeaseTable(ObjectOps ops, ScopeTree& scopes);
+  ~LeaseTable();
+  LeaseTable(const LeaseTable&) = delete;
+  LeaseTable& operator=(const LeaseTable&) = delete;
+
+  // Takes over one reference to `object`, also when it throws. A scope that is closed by now counts
+  // as the process scope. Bytes must be below 2^48.
+  LeaseKey take(void* object, uint64_t bytes, uint16_t device, OwnerId owner, ScopeId scope);
+
+  // False: the lease had ended before.
+  bool release(LeaseKey key);
+  bool move(LeaseKey key, ScopeId scope);
+  std::optional<LeaseRow> row(LeaseKey key) const;
+  // The object with a reference of the caller's own, or null.
+  void* share(LeaseKey key) const;
+
+  // The object's memory went or came back while leases hold it.
+  void set_bytes(void* object, uint64_t bytes);
+
+  // Leases on one object.
+  std::vector<LeaseRow> rows_of(void* object) const;
+
+  // Ends or moves the leases of a scope between ScopeTree::begin_close and end_close. Returns them
+  // as they were.
+  std::vector<LeaseRow> empty_scope(ScopeNode& node, OnClose on_close);
+
+  // A consistent cut: as if all threads had stopped between two calls.
+  KindTotals totals() const;
+  std::vector<LeaseRow> rows() const;
+  // Starts peaks anew and returns the totals, with the peaks of the interval that ended.
+  KindTotals start_interval();
+
+ private:
+  struct Slot;
+  struct Shard;
+  struct Counter {
+    alignas(64) std::atomic<int64_t> bytes{0};
+    std::atomic<int64_t> peak{0};
+    void add(int64_t delta);
+    Totals read() const;
+  };
+  class AllLocked;
+
+  Shard& shard_of(const void* object) const;
+  Slot* find(Shard& shard, LeaseKey key) const;
+  ScopeId enter_scope(Shard& shard, uint32_t index, ScopeId wanted);
+  void leave_scope(Shard& shard, uint32_t index);
+  void count(Shard& shard, const Slot& slot, int sign);
+  void* end(Shard& shard, uint32_t index);
+  KindTotals read_totals() const;
+
+  const ObjectOps ops_;
+  ScopeTree& scopes_;
+  Counter all_;
+  std::array<Counter, kOwnerKinds> kinds_;
+  std::unique_ptr<Shard[]> shards_;
+};
+
+}  // namespace tenure

@@ -1,0 +1,76 @@
+#include <tenure/core/error.h>
+#include <tenure/core/fork.h>
+#include <tenure/core/names.h>
+#include <tenure/core/text.h>
+
+#include <deque>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+namespace tenure {
+namespace {
+
+struct NameTable {
+  std::mutex mutex;
+  std::deque<std::string> names{std::string()};  // index 0 is NameId::none
+  std::unordered_map<std::string_view, uint32_t> ids{{std::string_view(), 0}};
+
+  NameTable() { protect_across_fork(mutex); }
+};
+
+// Leaked, like every table of core: objects that outlive static destruction still name things.
+NameTable& table() {
+  static auto* instance = new NameTable;
+  return *instance;
+}
+
+bool printable(std::string_view name) {
+  for (unsigned char c : name) {
+    if (c < 0x20 || c == 0x7f) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+void check_name(std::string_view name, std::string_view what) {
+  if (name.empty()) {
+    throw InputError(text(what, " is empty: give it a name that will mean something in a report"));
+  }
+  if (name.size() > kLongestName) {
+    throw InputError(text(what, " '", name.substr(0, 32), "…' has ", name.size(),
+                          " bytes: use at most ", kLongestName));
+  }
+  if (!printable(name)) {
+    throw InputError(
+        text(what, " contains a newline or another control character: use one printable line"));
+  }
+}
+
+NameId intern(std::string_view name) {
+  auto& names = table();
+  std::lock_guard lock(names.mutex);
+  if (auto found = names.ids.find(name); found != names.ids.end()) {
+    return NameId{found->second};
+  }
+  if (names.names.size() >= kMostNames) {
+    throw InputError(text("more than ", kMostNames, " different names, '", name.substr(0, 64),
+                          "' being the next: names are kept forever, so put what changes every "
+                          "step into a scope's counter instead"));
+  }
+  const auto& kept = names.names.emplace_back(name);
+  const auto id = static_cast<uint32_t>(names.names.size() - 1);
+  names.ids.emplace(kept, id);
+  return NameId{id};
+}
+
+std::string_view name_of(NameId id) {
+  auto& names = table();
+  std::lock_guard lock(names.mutex);
+  return names.names.at(static_cast<uint32_t>(id));
+}
+
+}  // namespace tenure

@@ -1,0 +1,58 @@
+// Part: how the parts of Tenure know of each other without including each other. A part registers
+// what it wants known about itself; whoever wants to know asks here. Any thread may call; a part's
+// functions are called on the asking thread and must be ready for any.
+#pragma once
+
+#include <tenure/core/owner.h>
+
+#include <cstdint>
+#include <functional>
+#include <iosfwd>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tenure {
+
+class StorageRef;
+
+// Every function may be left empty.
+struct Part {
+  std::string name;              // "offload"
+  std::vector<OwnerKind> kinds;  // the kinds of owner under which it takes leases
+  // Figures by name, in the unit that the name ends in: {"moved_bytes", 4096}.
+  std::function<std::vector<std::pair<std::string, int64_t>>()> stats;
+  // Whether the storage's lifetime is this part's business, leased or not.
+  std::function<bool(const StorageRef&)> owns;
+  // Writes what it would want to see after a crash, as lines of text.
+  std::function<void(std::ostream&)> dump;
+  // Who holds the storage, outermost last, one line each.
+  std::function<std::vector<std::string>(const StorageRef&)> holders;
+};
+
+// Keeps a part registered; ends with this object. A call that is in flight may still finish.
+class PartRegistration {
+ public:
+  PartRegistration() = default;
+  explicit PartRegistration(std::shared_ptr<const Part> part) : part_(std::move(part)) {}
+  PartRegistration(PartRegistration&&) noexcept = default;
+  PartRegistration& operator=(PartRegistration&& other) noexcept;
+  PartRegistration(const PartRegistration&) = delete;
+  PartRegistration& operator=(const PartRegistration&) = delete;
+  ~PartRegistration();
+
+ private:
+  std::shared_ptr<const Part> part_;  // shared with askers whose call is in flight
+};
+
+// Throws InputError if a part of that name is registered.
+[[nodiscard]] PartRegistration register_part(Part part);
+
+// In order of registration.
+std::vector<std::shared_ptr<const Part>> parts();
+// Null if there is none.
+std::shared_ptr<const Part> part_named(std::string_view name);
+
+}  // namespace tenure

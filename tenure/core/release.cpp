@@ -1,0 +1,239 @@
+#include <tenure/core/error.h>
+#include <tenure/core/events.h>
+#include <tenure/core/fork.h>
+#include <tenure/core/hold.h>
+#include <tenure/core/ledger.h>
+#include <tenure/core/release.h>
+#include <tenure/core/scope.h>
+#include <tenure/core/storage_ref.h>
+#include <tenure/core/text.h>
+#include <tenure/core/ticks.h>
+#include <tenure/core/torch_compat.h>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/COW.h>
+#include <dlfcn.h>
+
+#include <atomic>
+#include <mutex>
+#include <string_view>
+#include <unordered_map>
+
+namespace tenure {
+namespace {
+
+struct Released {
+  StorageRef storage;  // keeps the key from being reused
+  std::string text;
+};
+
+struct ReleasedTable {
+  std::mutex mutex;
+  std::unordered_map<const void*, Released> records;
+  size_t sweep_at = 64;
+  // Lets the common question, asked where nothing was ever released, cost one load.
+  std::atomic<size_t> count{0};
+
+  ReleasedTable() { protect_across_fork(mutex); }
+
+  // REQUIRES: mutex.
+  void add(StorageRef storage, std::string text) {
+    if (records.size() >= sweep_at) {
+      std::erase_if(records, [](const auto& entry) { return !entry.second.storage.alive(); });
+      sweep_at = std::max<size_t>(64, records.size() * 2);
+    }
+    records.insert_or_assign(storage.address(), Released{storage, std::move(text)});
+    count.store(records.size(), std::memory_order_release);
+  }
+};
+
+ReleasedTable& table() {
+  static auto* instance = new ReleasedTable;
+  return *instance;
+}
+
+// Whether the memory was made by one of torch's map allocators. Not all of their headers are
+// public, and the one for shared memory hides its deleter in a library of its own.
+bool mapped(const c10::DataPtr& data) {
+  Dl_info info{};
+  auto* deleter = reinterpret_cast<void*>(data.get_deleter());
+  if (deleter == nullptr || dladdr(deleter, &info) == 0) {
+    return false;
+  }
+  const std::string_view symbol = info.dli_sname != nullptr ? info.dli_sname : "";
+  const std::string_view library = info.dli_fname != nullptr ? info.dli_fname : "";
+  return symbol.find("MapAllocator") != std::string_view::npos ||
+         library.find("libshm") != std::string_view::npos;
+}
+
+// Why the storage's memory is not its own to free; empty if it is.
+std::string why_not_releasable(c10::StorageImpl& storage) {
+  if (c10::impl::cow::is_cow_data_ptr(storage.data_ptr())) {
+    return "it is copy-on-write and another tensor may share its data: clone() it first";
+  }
+  if (mapped(storage.data_ptr())) {
+    return "its memory is shared with other processes or mapped from a file: clone() it first";
+  }
+  if (storage.allocator() == nullptr) {
+    return "its memory belongs to someone outside PyTorch (numpy, DLPack, from_blob, another "
+           "process): clone() it first";
+  }
+  if (!storage.resizable()) {
+    return "PyTorch marks it as not resizable (pin_memory() and some views of foreign memory do): "
+           "clone() it first";
+  }
+  return {};
+}
+
+std::string release_text(const StorageRef& ref, c10::StorageImpl& storage, const Releaser& by) {
+  auto& book = ledger();
+  const auto leases = book.leases().rows_of(&storage);
+  auto who = std::string("of no owner known to Tenure");
+  if (!leases.empty()) {
+    who = text("owned by ", owner_text(leases.back().owner));
+  }
+  const auto where = by.site.empty() ? std::string() : text(" at ", by.site);
+  return text("UseAfterRelease: ", ref.text(), ", ", who, ", was released by '", by.name, "'", where,
+              " in scope '", book.scopes().path(current_scope()),
+              "': refill it before this read, or release it after its last reader");
+}
+
+void record(EventType type, const c10::StorageImpl& storage, uint64_t bytes) {
+  if (events_on()) {
+    append({.ticks = ticks(),
+            .bytes = bytes,
+            .scope = static_cast<uint64_t>(current_scope()),
+            .type = type,
+            .device = device_tag(storage.device()),
+            .value = reinterpret_cast<uintptr_t>(&storage)});
+  }
+}
+
+// Lets memory go when the device is done with it, under the ledger's eyes until then.
+void free_after(c10::DataPtr data, size_t bytes, c10::Allocator* allocator, const Releaser& by,
+                const Fence& fence) {
+  if (fence.ready()) {
+    return;
+  }
+  const auto device = data.device();
+  auto rest = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), allocator, true);
+  const auto owner = intern_owner(OwnerKind::workspace, by.name, by.site);
+  Lease(rest.release(), bytes, device_tag(device), owner, ScopeId::process).release(fence);
+}
+
+// The whole storage as a tensor of bytes with a version counter of its own.
+at::Tensor bytes_of(const c10::Storage& storage, int64_t offset, int64_t bytes) {
+  auto view = at::empty({0}, at::TensorOptions(at::kByte).device(storage.device()));
+  view.set_(storage, offset, {bytes}, {1});
+  return view;
+}
+
+void refill(const at::Tensor& tensor, const at::Tensor* content) {
+  const auto& storage = storage_of(tensor, "refilled");
+  auto& impl = *storage.unsafeGetStorageImpl();
+  const StorageRef ref(storage);
+  if (!is_released(storage)) {
+    throw ReleaseError(text(ref.text(), " was not released and cannot be refilled: release it first, "
+                                        "or write to it with copy_()"));
+  }
+  if (content != nullptr) {
+    require_data(storage_of(*content, "used to refill a storage"));
+    if (content->device() != storage.device()) {
+      throw ReleaseError(text(ref.text(), " cannot be refilled from ", content->device().str(),
+                              ": move the content to ", storage.device().str(), " first"));
+    }
+    if (content->nbytes() != impl.nbytes()) {
+      throw ReleaseError(text(ref.text(), " cannot be refilled from ", content->nbytes(),
+                              " bytes: it has ", impl.nbytes(),
+                              ", and the content must cover all of it"));
+    }
+  }
+  const c10::DeviceGuard guard(storage.device());
+  auto data = impl.allocator()->allocate(impl.nbytes());
+  {
+    auto& released = table();
+    std::lock_guard lock(released.mutex);
+    if (released.records.erase(&impl) == 0) {
+      throw ReleaseError(text(ref.text(), " was refilled by another thread at the same time"));
+    }
+    released.count.store(released.records.size(), std::memory_order_release);
+    compat::give_data(impl, std::move(data));
+  }
+  ledger().leases().set_bytes(&impl, impl.nbytes());
+  record(EventType::storage_refilled, impl, impl.nbytes());
+  if (content != nullptr && content->nbytes() != 0) {
+    const at::NoGradGuard no_grad;
+    const auto source = content->detach().contiguous();
+    const auto bytes = static_cast<int64_t>(source.nbytes());
+    const auto offset = source.storage_offset() * static_cast<int64_t>(source.element_size());
+    bytes_of(storage, 0, bytes).copy_(bytes_of(source.storage(), offset, bytes));
+  }
+}
+
+}  // namespace
+
+void release_storage(const at::Tensor& tensor, const Releaser& by, const Fence& fence) {
+  const auto& storage = storage_of(tensor, "released");
+  auto& impl = *storage.unsafeGetStorageImpl();
+  const StorageRef ref(storage);
+  if (const auto before = released_text(storage)) {
+    throw UseAfterRelease(text(*before, ". It cannot be released a second time"));
+  }
+  if (const auto why = why_not_releasable(impl); !why.empty()) {
+    throw ReleaseError(text(ref.text(), " cannot be released: ", why));
+  }
+  auto why = release_text(ref, impl, by);
+  c10::DataPtr old;
+  {
+    auto& released = table();
+    std::lock_guard lock(released.mutex);
+    if (released.records.contains(&impl)) {
+      throw UseAfterRelease(text(ref.text(), " was released by another thread at the same time"));
+    }
+    released.add(ref, why);
+    old = impl.set_data_ptr(c10::DataPtr(nullptr, impl.device()));
+    compat::make_access_raise(impl, std::move(why));
+  }
+  const auto bytes = impl.nbytes();
+  ledger().leases().set_bytes(&impl, 0);
+  record(EventType::storage_released, impl, bytes);
+  free_after(std::move(old), bytes, impl.allocator(), by, fence);
+}
+
+void refill_storage(const at::Tensor& tensor) { refill(tensor, nullptr); }
+
+void refill_storage(const at::Tensor& tensor, const at::Tensor& content) {
+  refill(tensor, &content);
+}
+
+std::optional<std::string> released_text(const c10::Storage& storage) {
+  auto& released = table();
+  if (released.count.load(std::memory_order_acquire) == 0) {
+    return std::nullopt;
+  }
+  std::lock_guard lock(released.mutex);
+  // While a record exists its StorageRef keeps the address from being another storage's.
+  const auto found = released.records.find(storage.unsafeGetStorageImpl());
+  return found == released.records.end() ? std::nullopt : std::optional(found->second.text);
+}
+
+bool is_released(const c10::Storage& storage) {
+  auto& released = table();
+  if (released.count.load(std::memory_order_acquire) == 0) {
+    return false;
+  }
+  std::lock_guard lock(released.mutex);
+  return released.records.contains(storage.unsafeGetStorageImpl());
+}
+
+void require_data(const c10::Storage& storage) {
+  if (auto why = released_text(storage)) {
+    throw UseAfterRelease(std::move(*why));
+  }
+}
+
+}  // namespace tenure

@@ -1,0 +1,265 @@
+#include <tenure/core/sample.h>
+
+#include <tenure/core/error.h>
+#include <tenure/core/kernel_file.h>
+#include <tenure/core/latest.h>
+#include <tenure/core/text.h>
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <csignal>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <ranges>
+#include <stop_token>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace tenure {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Walk {
+  MappedSample mapped;
+  Clock::time_point begin;
+};
+
+// The files of one process. Opened by the process itself, for /proc/self means the opener.
+struct Files {
+  KernelFile status{"/proc/self/status"};
+  KernelFile meminfo{"/proc/meminfo"};
+  KernelFile rollup{"/proc/self/smaps_rollup"};
+  std::optional<MemoryCgroup> cgroup = MemoryCgroup::of_this_process();
+
+  void close() {
+    status = {};
+    meminfo = {};
+    rollup = {};
+    cgroup.reset();
+  }
+
+  [[nodiscard]] ProcessSample read() const {
+    ProcessSample out;
+    std::array<char, 4096> buffer{};
+    auto text = status.read(buffer);
+    out.rss = bytes_after("VmRSS:", text).value_or(0);
+    out.virtual_size = bytes_after("VmSize:", text).value_or(0);
+    out.peak_rss = bytes_after("VmHWM:", text);
+    out.shared = bytes_after("RssShmem:", text);
+    out.swap = bytes_after("VmSwap:", text);
+    text = meminfo.read(buffer);
+    out.host_total = bytes_after("MemTotal:", text);
+    out.host_available = bytes_after("MemAvailable:", text);
+    if (cgroup) {
+      out.cgroup = cgroup->sample();
+    }
+    return out;
+  }
+
+  // Some sandboxes have no smaps_rollup: nullopt.
+  [[nodiscard]] std::optional<Walk> walk() const {
+    const auto begin = Clock::now();
+    std::array<char, 2048> buffer{};
+    const auto text = rollup.read(buffer);
+    const auto pss = bytes_after("Pss:", text);
+    const auto rss = bytes_after("Rss:", text);
+    if (!pss || !rss) {
+      return std::nullopt;
+    }
+    Walk out{{*pss, *rss, std::nullopt, {}}, begin};
+    if (cgroup) {
+      out.mapped.cgroup_inactive_file = cgroup->inactive_file();
+    }
+    return out;
+  }
+};
+
+// A thread that no signal of the program's is delivered to.
+template <class Body>
+std::jthread quiet_thread(Body body) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::jthread thread;
+  std::error_code error;
+  try {
+    thread = std::jthread(std::move(body));
+  } catch (const std::system_error& failure) {
+    error = failure.code();
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error) {
+    throw Error(text("the sampler's thread could not be started (", error.message(),
+                     "); raise the limit on threads (ulimit -u, pids.max) or sample without PSS"));
+  }
+  return thread;
+}
+
+}  // namespace
+
+// All that belongs to one process. `asks` and `thread` change under `control`, which is held while
+// a thread is joined; the thread itself takes only `wake`.
+struct Sampler::State {
+  const pid_t pid = ::getpid();
+  Files files;
+  Latest<Walk> latest;
+
+  std::mutex control;
+  std::map<uint64_t, std::chrono::milliseconds> asks;
+  uint64_t next_id = 1;
+
+  std::mutex wake;
+  std::condition_variable_any woken;
+  std::chrono::milliseconds period{0};
+
+  std::jthread thread;  // last: it uses all of the above
+
+  [[nodiscard]] bool inherited() const { return pid != ::getpid(); }
+
+  uint64_t add(std::chrono::milliseconds asked) {
+    const std::lock_guard lock(control);
+    asks.emplace(next_id, asked);
+    apply();
+    return next_id++;
+  }
+
+  void remove(uint64_t id) {
+    const std::lock_guard lock(control);
+    asks.erase(id);
+    apply();
+  }
+
+  void stop() {
+    const std::lock_guard lock(control);
+    asks.clear();
+    apply();
+  }
+
+ private:
+  // REQUIRES: `control` is held.
+  void apply() {
+    if (asks.empty()) {
+      thread = {};  // asks it to stop and joins
+      return;
+    }
+    const auto shortest = std::ranges::min(asks | std::views::values);
+    {
+      const std::lock_guard lock(wake);
+      period = shortest;
+    }
+    woken.notify_all();
+    if (!thread.joinable()) {
+      start();
+    }
+  }
+
+  void start() {
+    try {
+      thread = quiet_thread([this](const std::stop_token& stop) { run(stop); });
+    } catch (...) {
+      asks.clear();
+      throw;
+    }
+  }
+
+  void run(const std::stop_token& stop) {
+    ::pthread_setname_np(::pthread_self(), "tenure-sampler");
+    while (!stop.stop_requested()) {
+      if (const auto walk = files.walk()) {
+        latest.publish(*walk);
+      }
+      std::unique_lock lock(wake);
+      const auto slept = period;
+      woken.wait_for(lock, stop, slept, [&] { return period < slept; });
+    }
+  }
+};
+
+Sampler::Sampler() : state_(new State) {}
+
+Sampler::~Sampler() {
+  State* state = state_.load(std::memory_order_acquire);
+  if (state->inherited()) {
+    state->files.close();
+    return;  // the rest is the parent's: its thread does not exist here and cannot be joined
+  }
+  delete state;
+}
+
+Sampler& Sampler::shared() {
+  static auto* instance = [] {
+    auto* sampler = new Sampler;
+    std::atexit([] {
+      State* state = shared().state_.load(std::memory_order_acquire);
+      if (!state->inherited()) {
+        state->stop();
+      }
+    });
+    return sampler;
+  }();
+  return *instance;
+}
+
+Sampler::State& Sampler::state() const {
+  State* current = state_.load(std::memory_order_acquire);
+  if (!current->inherited()) [[likely]] {
+    return *current;
+  }
+  auto* own = new State;
+  if (state_.compare_exchange_strong(current, own, std::memory_order_acq_rel)) {
+    current->files.close();
+    return *own;
+  }
+  delete own;  // another thread of this child was first
+  return *current;
+}
+
+Sample Sampler::sample() const {
+  const State& own = state();
+  Sample out{own.files.read(), std::nullopt, sample_devices()};
+  if (!out.devices.empty()) {
+    out.pinned = sample_pinned(out.devices.front().device.type());
+  }
+  if (auto walk = own.latest.read()) {
+    walk->mapped.age = Clock::now() - walk->begin;
+    out.process.mapped = walk->mapped;
+  }
+  return out;
+}
+
+Sampler::Refresh Sampler::refresh(std::chrono::duration<double> period) {
+  using namespace std::chrono_literals;
+  if (!(period >= 1ms && period <= 24h)) {  // so that not-a-number is refused too
+    throw InputError(
+        text("samples can be refreshed every 1 ms to every day, not every ", period.count(), " s"));
+  }
+  State& own = state();
+  return {own, own.add(std::chrono::duration_cast<std::chrono::milliseconds>(period))};
+}
+
+Sampler::Refresh::Refresh(State& state, uint64_t id) : state_(&state), id_(id) {}
+
+Sampler::Refresh::Refresh(Refresh&& other) noexcept
+    : state_(std::exchange(other.state_, nullptr)), id_(other.id_) {}
+
+Sampler::Refresh& Sampler::Refresh::operator=(Refresh&& other) noexcept {
+  std::swap(state_, other.state_);
+  std::swap(id_, other.id_);
+  return *this;
+}
+
+Sampler::Refresh::~Refresh() {
+  if (state_ != nullptr && !state_->inherited()) {
+    state_->remove(id_);
+  }
+}
+
+}  // namespace tenure

@@ -1,0 +1,31 @@
+// Ticks: the cheapest clock of the machine. Reads the cycle counter (7 ns where steady_clock takes
+// 33), which on the machines we run on is constant-rate and synchronised between cores.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#elif !defined(__aarch64__)
+#include <chrono>
+#endif
+
+namespace tenure {
+
+inline uint64_t ticks() {
+#if defined(__x86_64__)
+  return __rdtsc();
+#elif defined(__aarch64__)
+  uint64_t value = 0;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(value));
+  return value;
+#else
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+#endif
+}
+
+// Seconds between two readings. The rate is measured against steady_clock from the first call of
+// any function here, so early answers are a little less precise than late ones.
+double seconds_between(uint64_t earlier, uint64_t later);
+
+}  // namespace tenure

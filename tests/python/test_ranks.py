@@ -1,0 +1,189 @@
+"""The helper that runs ranks: results, failures with every rank's output, nothing left running."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+
+def total(rank: int, world_size: int, start: float) -> tuple[int, int, torch.Tensor]:
+    t = torch.full((3,), start + rank)
+    dist.all_reduce(t)
+    return rank, world_size, t
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_reduce(world_size: int) -> None:
+    results = run_ranks(total, world_size, 10.0)
+    expected = torch.full((3,), sum(10.0 + rank for rank in range(world_size)))
+    assert [result[:2] for result in results] == [(rank, world_size) for rank in range(world_size)]
+    assert all(torch.equal(t, expected) for _, _, t in results)
+
+
+def fail_on_one(rank: int, world_size: int) -> None:
+    print(f"hello from {rank} of {world_size}")
+    if rank == 1:
+        raise ValueError(f"boom on {rank}")
+    dist.recv(torch.zeros(1), src=1)
+
+
+def test_exception_is_shown_by_rank() -> None:
+    with pytest.raises(AssertionError) as failure:
+        run_ranks(fail_on_one, 2)
+    text = str(failure.value)
+    assert "rank 1: exit code 1" in text.splitlines()[0]
+    of_0, of_1 = text.split("---- rank 1:")
+    assert "hello from 0 of 2" in of_0
+    assert "hello from 1 of 2" in of_1
+    assert "ValueError: boom on 1" in of_1
+
+
+def note_pids(folder: Path, rank: int) -> None:
+    """Leaves this rank's process id and that of a child it starts."""
+    child = subprocess.Popen(["sleep", "1000"])
+    (folder / f"pids-{rank}").write_text(f"{os.getpid()} {child.pid}")
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and not a zombie that waits for init."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def pids_in(folder: Path) -> list[int]:
+    return [int(pid) for file in folder.glob("pids-*") for pid in file.read_text().split()]
+
+
+def hang_on_one(rank: int, world_size: int, folder: Path) -> None:
+    note_pids(folder, rank)
+    print(f"hello from {rank} of {world_size}", flush=True)
+    if rank == 1:
+        sit_here_for_ever()
+
+
+def sit_here_for_ever() -> None:
+    threading.Event().wait()
+
+
+def test_hang_ends_with_every_output_and_nothing_running(tmp_path: Path) -> None:
+    start = time.monotonic()
+    with pytest.raises(AssertionError) as failure:
+        run_ranks(hang_on_one, 2, tmp_path, timeout=10)
+    assert time.monotonic() - start < 15
+    text = str(failure.value)
+    assert "still running after 10 s: rank 1" in text.splitlines()[0]
+    of_0, of_1 = text.split("---- rank 1: hung, killed ----")
+    assert "hello from 0 of 2" in of_0
+    assert "exit code 0" in of_0
+    assert "hello from 1 of 2" in of_1
+    assert "in sit_here_for_ever" in of_1, "the stack of the rank that hung"
+    pids = pids_in(tmp_path)
+    assert len(pids) == 4
+    assert not any(is_running(pid) for pid in pids)
+
+
+def die_or_leave(rank: int, world_size: int) -> None:  # noqa: ARG001
+    if rank == 0:
+        os.abort()
+    os._exit(0)
+
+
+def test_death_and_silence_are_failures() -> None:
+    with pytest.raises(AssertionError) as failure:
+        run_ranks(die_or_leave, 2)
+    text = str(failure.value)
+    assert "rank 0: died of SIGABRT" in text.splitlines()[0]
+    assert "in die_or_leave" in text, "faulthandler's stack"
+    with pytest.raises(AssertionError, match="ended without a result: rank 0"):
+        run_ranks(leave, 1)
+
+
+def leave(rank: int, world_size: int) -> None:  # noqa: ARG001
+    os._exit(0)
+
+
+def test_local_functions_are_refused() -> None:
+    def local(rank: int, world_size: int) -> None: ...
+
+    with pytest.raises(ValueError, match="not at the top level"):
+        run_ranks(local, 1)
+
+
+def hang_on_all(rank: int, world_size: int, folder: Path) -> None:  # noqa: ARG001
+    note_pids(folder, rank)
+    with (folder / "started").open("w") as fifo:
+        fifo.write("x")
+    sit_here_for_ever()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_rank_outlives_the_caller(tmp_path: Path, number: signal.Signals) -> None:
+    os.mkfifo(tmp_path / "started")
+    code = (
+        f"import sys; sys.path[:] = {sys.path}\n"
+        "import pathlib, test_ranks\n"
+        f"test_ranks.run_ranks(test_ranks.hang_on_all, 1, pathlib.Path({str(tmp_path)!r}))"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    with (tmp_path / "started").open() as fifo:
+        fifo.read()
+    rank, child_of_rank = pids_in(tmp_path)
+    pidfd = os.pidfd_open(rank)
+    try:
+        caller.send_signal(number)
+        _, errors = caller.communicate(timeout=20)
+        ended = select.poll()
+        ended.register(pidfd, select.POLLIN)
+        assert ended.poll(5000), "the rank is still there"
+    finally:
+        os.close(pidfd)
+    if number == signal.SIGINT:
+        assert b"KeyboardInterrupt" in errors
+        assert not is_running(child_of_rank)
+    elif is_running(child_of_rank):  # nobody is left to end it but us
+        os.kill(child_of_rank, signal.SIGKILL)
+
+
+# --- cases in C++ ----------------------------------------------------------------------------
+
+
+def ring_in_cpp(rank: int, world_size: int) -> tuple[float, float, int]:  # noqa: ARG001
+    import tenure_rank_cases
+
+    case = tenure_rank_cases.ring(dist.group.WORLD)
+    return case.total, case.received, case.left
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_cpp_ring_leaves_no_lease(world_size: int) -> None:
+    for rank, result in enumerate(run_ranks(ring_in_cpp, world_size)):
+        everyone = sum(range(1, world_size + 1))
+        neighbour = (rank - 1) % world_size + 1
+        assert result == (everyone, neighbour, 0)
+
+
+def forget_in_cpp(rank: int, world_size: int) -> tuple[int, str]:  # noqa: ARG001
+    import tenure_rank_cases
+
+    case = tenure_rank_cases.ring_that_forgets(dist.group.WORLD)
+    return case.left, case.report
+
+
+def test_cpp_ring_that_forgets_its_buffer_is_reported() -> None:
+    for left, report in run_ranks(forget_in_cpp, 2):
+        assert left == 1
+        assert "receive_buffer 'ring'" in report
