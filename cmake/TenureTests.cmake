@@ -2,6 +2,15 @@
 # the torch-free sources only, with objects of its own in place of storages (objects.h), and runs
 # twice: on libtenure, and with those sources alone under TSan.
 
+# Extensions that the Python tests load; they land in ${TENURE_TEST_MODULES}, which pytest has on
+# its path.
+set(TENURE_TEST_MODULES ${PROJECT_BINARY_DIR}/modules)
+file(GLOB extensions CONFIGURE_DEPENDS tests/*/CMakeLists.txt tests/cpp/*/CMakeLists.txt)
+foreach(file IN LISTS extensions)
+  cmake_path(GET file PARENT_PATH folder)
+  add_subdirectory(${folder})
+endforeach()
+
 find_package(GTest QUIET)
 if(NOT GTest_FOUND)
   message(STATUS "GoogleTest not found: no C++ tests")
@@ -56,12 +65,3 @@ foreach(folder IN LISTS folders)
   endif()
 endforeach()
 tenure_add_tsan_tests()
-
-# Extensions that the Python tests load; they land in ${TENURE_TEST_MODULES}, which pytest has on
-# its path.
-set(TENURE_TEST_MODULES ${PROJECT_BINARY_DIR}/modules)
-file(GLOB extensions CONFIGURE_DEPENDS tests/*/CMakeLists.txt tests/cpp/*/CMakeLists.txt)
-foreach(file IN LISTS extensions)
-  cmake_path(GET file PARENT_PATH folder)
-  add_subdirectory(${folder})
-endforeach()

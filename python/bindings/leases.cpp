@@ -45,7 +45,7 @@ void bind_row(Class& c, Get get) {
       .def_property_readonly(
           "device", [get](const Self& self) { return tenure::device_from_tag(get(self).device); })
       .def_property_readonly("age", [get](const Self& self) {
-        return tenure::seconds_between(get(self).taken, tenure::ticks());
+        return static_cast<double>(tenure::coarse_nanoseconds() - get(self).taken) / 1e9;
       });
 }
 

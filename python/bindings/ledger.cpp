@@ -1,7 +1,6 @@
 #include <tenure/core/ledger.h>
 #include <tenure/core/owner.h>
 #include <tenure/core/storage_ref.h>
-#include <tenure/core/ticks.h>
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
@@ -30,9 +29,8 @@ auto column(std::vector<T> Snapshot::* member) {
 py::array_t<double> ages(const Snapshot& snapshot) {
   py::array_t<double> out(static_cast<py::ssize_t>(snapshot.size()));
   auto* to = out.mutable_data();
-  const auto per_tick = tenure::seconds_between(0, 1'000'000) / 1e6;
   for (const auto taken : snapshot.taken) {
-    *to++ = static_cast<double>(static_cast<int64_t>(snapshot.when - taken)) * per_tick;
+    *to++ = static_cast<double>(snapshot.when - taken) / 1e9;
   }
   return out;
 }

@@ -1,7 +1,7 @@
 #include <tenure/core/sample.h>
-#include <tenure/core/text.h>
 
 #include "bindings.h"
+#include <tenure/core/text.h>
 
 #include <c10/core/Device.h>
 #include <torch/csrc/Device.h>
@@ -74,6 +74,7 @@ void bind_process(py::module_& m) {
       .done();
   Record<MappedSample>(m, "MappedSample", "A walk over all mappings, in bytes.")
       .field("pss", &MappedSample::pss, "Pages shared with n processes count 1/n.")
+      .field("pss_file", &MappedSample::pss_file, "The part of pss that is files.")
       .field("rss", &MappedSample::rss, "Exact, unlike ProcessSample.rss on older kernels.")
       .field("cgroup_inactive_file", &MappedSample::cgroup_inactive_file,
              "Cached files of the group that the kernel drops first.")
@@ -159,7 +160,7 @@ void bind_sample(py::module_& m) {
       "sample", [] { return tenure::Sampler::shared().sample(); },
       "What the system and the device allocators say of this process's memory now.");
 
-  m.def("bytes_text", &tenure::bytes_text, py::arg("bytes"), "1536 -> '1.5 KiB'.");
+  m.def("bytes_text", &tenure::bytes_text, py::arg("size"), "1536 -> '1.5 KiB'.");
 
   py::class_<SampleRefresh>(m, "SampleRefresh",
                             "While it lives, samples have a ProcessSample.mapped.")

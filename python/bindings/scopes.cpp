@@ -3,6 +3,7 @@
 #include <tenure/core/ledger.h>
 #include <tenure/core/owner.h>
 #include <tenure/core/scope.h>
+#include <tenure/core/text.h>
 
 #include <pybind11/stl.h>
 
@@ -84,8 +85,8 @@ OnClose on_close_named(const std::string& name) {
   if (name == "raise") {
     return OnClose::raise;
   }
-  throw tenure::InputError("unknown on_close '" + name.substr(0, 64) +
-                           "': use 'report', 'release' or 'raise'");
+  throw tenure::InputError(tenure::text("unknown on_close '", tenure::front_of(name, 64),
+                                        "': use 'report', 'release' or 'raise'"));
 }
 
 uint64_t open(const std::string& name, std::optional<int64_t> count, const std::string& on_close) {

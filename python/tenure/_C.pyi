@@ -230,3 +230,185 @@ def start_interval() -> KindTotals: ...
 def owner_of(id: int) -> tuple[str, str, str]: ...
 def owner_kinds() -> list[str]: ...
 def device_from_tag(tag: int) -> str: ...
+
+# samples, in bytes
+class CgroupSample:
+    """The memory control group of the process."""
+
+    @property
+    def usage(self) -> int:
+        """Charged to the group, cached files included."""
+
+    @property
+    def limit(self) -> int | None:
+        """The tightest limit from the group upwards; None: no limit."""
+
+    @property
+    def headroom(self) -> int | None:
+        """What is left under the limit that is met first."""
+
+class MappedSample:
+    """A walk over all mappings of the process."""
+
+    @property
+    def pss(self) -> int:
+        """Pages shared with n processes count 1/n."""
+
+    @property
+    def pss_file(self) -> int | None:
+        """The part of `pss` that is files: it falls when another process that maps them starts."""
+
+    @property
+    def rss(self) -> int:
+        """Exact, unlike `ProcessSample.rss` on older kernels."""
+
+    @property
+    def cgroup_inactive_file(self) -> int | None:
+        """Cached files of the group that the kernel drops first."""
+
+    @property
+    def age(self) -> float:
+        """Seconds since the walk began."""
+
+class ProcessSample:
+    """What the system says of this process."""
+
+    @property
+    def rss(self) -> int:
+        """Resident."""
+
+    @property
+    def virtual_size(self) -> int:
+        """Mapped, resident or not."""
+
+    @property
+    def peak_rss(self) -> int | None:
+        """Most resident since the program began."""
+
+    @property
+    def shared(self) -> int | None:
+        """Resident shared memory: memfd, /dev/shm, tmpfs."""
+
+    @property
+    def swap(self) -> int | None:
+        """Swapped out."""
+
+    @property
+    def host_total(self) -> int | None:
+        """Memory of the machine."""
+
+    @property
+    def host_available(self) -> int | None:
+        """What new programs could take."""
+
+    @property
+    def cgroup(self) -> CgroupSample | None:
+        """None where none accounts for the process."""
+
+    @property
+    def mapped(self) -> MappedSample | None:
+        """None unless something refreshes samples."""
+
+class Gauge:
+    """A figure and its highest value."""
+
+    @property
+    def current(self) -> int:
+        """Now."""
+
+    @property
+    def peak(self) -> int:
+        """Since the allocator's statistics were last reset, by whomever."""
+
+class AllocatorSample:
+    """A device's caching allocator."""
+
+    @property
+    def allocated(self) -> Gauge:
+        """In tensors."""
+
+    @property
+    def active(self) -> Gauge:
+        """Allocated, or freed but still in use by a stream."""
+
+    @property
+    def inactive(self) -> Gauge:
+        """The free remainder of split blocks."""
+
+    @property
+    def reserved(self) -> Gauge:
+        """Taken from the driver."""
+
+    @property
+    def retries(self) -> int:
+        """Allocations that first emptied the cache."""
+
+    @property
+    def ooms(self) -> int:
+        """Out-of-memory errors."""
+
+class DriverSample:
+    """A device as its driver sees it."""
+
+    @property
+    def free(self) -> int:
+        """Free for any process."""
+
+    @property
+    def total(self) -> int:
+        """Of the device."""
+
+class PinnedSample:
+    """Page-locked host memory."""
+
+    @property
+    def active(self) -> int:
+        """In tensors, or still in use by a stream."""
+
+    @property
+    def reserved(self) -> Gauge:
+        """Taken from the system, cache included."""
+
+class DeviceSample:
+    """A device on which this process has a context."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def allocator(self) -> AllocatorSample | None:
+        """None where the allocator does not say."""
+
+    @property
+    def driver(self) -> DriverSample | None:
+        """None where the driver does not say."""
+
+class Sample:
+    """One reading of process, pinned memory and devices."""
+
+    @property
+    def process(self) -> ProcessSample: ...
+    @property
+    def pinned(self) -> PinnedSample | None:
+        """None without an initialised accelerator."""
+
+    @property
+    def devices(self) -> list[DeviceSample]:
+        """One for each device that the program has used."""
+
+class SampleRefresh:
+    """While it lives, samples have a `ProcessSample.mapped`."""
+
+    def __init__(self, period: float = 1.0) -> None: ...
+    def stop(self) -> None:
+        """Ends it. A second call does nothing."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+def sample() -> Sample: ...
+def bytes_text(size: int) -> str: ...

@@ -26,6 +26,7 @@ from tenure.errors import (  # noqa: E402
     UseAfterRelease,
 )
 from tenure.leases import Lease, Leases, Ledger, Owner, Totals, hold, leases, ledger  # noqa: E402
+from tenure.samples import Sample, refresh_samples, sample  # noqa: E402
 from tenure.scopes import Scope, scope  # noqa: E402
 from tenure.steps import on_step, step, steps  # noqa: E402
 from tenure.storages import (  # noqa: E402
@@ -49,6 +50,7 @@ __all__ = [
     "MutationError",
     "Owner",
     "ReleaseError",
+    "Sample",
     "Scope",
     "ScopeError",
     "ScopeWarning",
@@ -65,7 +67,9 @@ __all__ = [
     "ledger",
     "on_step",
     "refill",
+    "refresh_samples",
     "release",
+    "sample",
     "scope",
     "step",
     "steps",

@@ -42,7 +42,7 @@ def _tenure(
 def info(
     json: Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")] = False,
 ) -> None:
-    """Print what to paste in a bug report: versions, devices, parts, limits."""
+    """Show versions, devices, parts and limits, for a bug report."""
     from tenure import info as command
 
     sections = command.collect()
@@ -58,7 +58,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.")] = 0,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1 …")] = "cpu",
 ) -> None:
-    """Train a small language model under step scopes and show what the ledger saw."""
+    """Train a small model and show who held its memory."""
     from tenure import demo as command
 
     try:

@@ -177,16 +177,22 @@ def _devices() -> Iterator[Fact]:
     if accelerator is None:
         yield Fact("accelerator", None, "none")
         return
-    module = torch.get_device_module(accelerator)
     for index in range(torch.accelerator.device_count()):
-        properties = module.get_device_properties(index)
-        name = str(getattr(properties, "name", accelerator.type))
-        memory = getattr(properties, "total_memory", None)
-        text = ", ".join(filter(None, [name, _C.bytes_text(memory) if memory else None]))
-        yield Fact(f"{accelerator.type}:{index}", {"name": name, "memory": memory}, text)
+        device = torch.device(accelerator.type, index)
+        name, memory = _device_properties(device)
+        text = name if memory is None else f"{name}, {_C.bytes_text(memory)}"
+        yield Fact(str(device), {"name": name, "memory": memory}, text)
     driver = _driver()
     if driver:
         yield Fact("driver", driver, driver)
+
+
+def _device_properties(device: torch.device) -> tuple[str, int | None]:
+    """Name and bytes, where torch has them: each backend has a module with what it can say."""
+    properties_of = getattr(torch.get_device_module(device), "get_device_properties", None)
+    properties = properties_of(device) if properties_of else None
+    memory = getattr(properties, "total_memory", None)
+    return str(getattr(properties, "name", device.type)), memory
 
 
 def _driver() -> str | None:

@@ -1,5 +1,6 @@
 #include <tenure/core/error.h>
 #include <tenure/core/events.h>
+#include <tenure/core/fast_tls.h>
 #include <tenure/core/fork.h>
 
 #include <sys/syscall.h>
@@ -83,9 +84,8 @@ Rings::Rings() {
   on_fork_in_child(stop_in_child);
 }
 
-// Plain data, so that they can be read while the thread's other thread_locals are destroyed.
-thread_local Ring* this_ring = nullptr;
-thread_local bool thread_over = false;
+TENURE_FAST_TLS Ring* this_ring = nullptr;
+TENURE_FAST_TLS bool thread_over = false;
 
 struct RingOwner {
   std::shared_ptr<Ring> ring;

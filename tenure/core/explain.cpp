@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 
 namespace tenure {
@@ -36,10 +37,10 @@ std::string Explanation::text() const {
   auto out = tenure::text(storage.text(), ": ", count_text(references, "reference"));
   out += tenure::text(", ", leases.size(), " by Tenure, ", others(),
                       " by tensors and other code\n");
-  const auto now = ticks();
+  const auto now = coarse_nanoseconds();
   for (const auto& lease : leases) {
     std::array<char, 32> age{};
-    std::snprintf(age.data(), age.size(), "%.1f s", seconds_between(lease.taken, now));
+    std::snprintf(age.data(), age.size(), "%.1f s", static_cast<double>(now - lease.taken) / 1e9);
     out += tenure::text("  leased to ", owner_text(lease.owner), " in scope '",
                         ledger().scopes().path(lease.scope), "' for ", age.data(), "\n");
   }

@@ -1,5 +1,6 @@
 #include <tenure/core/events.h>
 #include <tenure/core/lease_table.h>
+#include <tenure/core/lock.h>
 #include <tenure/core/ticks.h>
 
 #include <bit>
@@ -15,6 +16,19 @@ constexpr uint32_t kShardBits = std::countr_zero(kShards);
 // Fibonacci hashing: top bits choose the shard, the bits below them the bucket.
 uint64_t hash_of(const void* object) {
   return (reinterpret_cast<uintptr_t>(object) >> 4) * 0x9E3779B97F4A7C15ULL;
+}
+
+void record(EventType type, const LeaseRow& row) {
+  // A row is filled in only while events are on; one turned on in between has no storage yet.
+  if (events_on() && row.storage != 0) {
+    append({.ticks = ticks(),
+            .storage = row.storage,
+            .bytes = row.bytes,
+            .scope = static_cast<uint64_t>(row.scope),
+            .owner = static_cast<uint32_t>(row.owner),
+            .type = type,
+            .device = row.device});
+  }
 }
 
 }  // namespace
@@ -42,7 +56,7 @@ struct LeaseTable::Slot {
 struct LeaseTable::Shard {
   static_assert(sizeof(Slot) == 64);
 
-  alignas(64) mutable std::mutex mutex;
+  alignas(64) mutable Lock mutex;
   uint32_t number = 0;
   uint32_t used = 0;  // slots ever handed out
   uint32_t free = kNone;
@@ -202,7 +216,7 @@ LeaseTable::Slot* LeaseTable::find(Shard& shard, LeaseKey key) const {
 // sequentially consistent, so either the taker sees the scope closed, and goes to the process scope
 // instead, or the closer sees the bit, waits for the shard's lock, and finds the lease. No lease is
 // left behind in a closed scope, and neither side takes a lock that all takers share.
-ScopeId LeaseTable::enter_scope(Shard& shard, uint32_t index, ScopeId wanted) {
+void LeaseTable::enter_scope(Shard& shard, uint32_t index, ScopeId wanted) {
   auto* node = scopes_.find(wanted);
   const auto bit = uint64_t{1} << shard.number;
   if (node != nullptr) {
@@ -226,7 +240,6 @@ ScopeId LeaseTable::enter_scope(Shard& shard, uint32_t index, ScopeId wanted) {
     shard.at(slot.scope_next).scope_prev = index;
   }
   first = index + 1;  // 0 is the empty list, so that a fresh node needs no set-up
-  return wanted;
 }
 
 void LeaseTable::leave_scope(Shard& shard, uint32_t index) {
@@ -242,22 +255,30 @@ void LeaseTable::leave_scope(Shard& shard, uint32_t index) {
   }
 }
 
-// Adds or takes away what `slot` contributes beside the other leases on its object. REQUIRES: the
-// slot is not in its chain.
-void LeaseTable::count(Shard& shard, const Slot& slot, int sign) {
-  const auto kind = static_cast<size_t>(kind_of(OwnerId{slot.owner}));
-  bool object_counted = false;
-  bool kind_counted = false;
-  shard.each_lease_on(slot.object, [&](const Slot& other) {
-    object_counted = true;
-    kind_counted = static_cast<size_t>(kind_of(OwnerId{other.owner})) == kind;
-    return !kind_counted;
+// How an object is held already, seen from a lease of some kind that is not in its chain.
+struct LeaseTable::Sharing {
+  const Slot* other = nullptr;  // any other lease on the object
+  bool same_kind = false;       // whether one of them is of that kind
+};
+
+LeaseTable::Sharing LeaseTable::sharing(Shard& shard, const void* object, OwnerKind kind) {
+  Sharing out;
+  shard.each_lease_on(object, [&](const Slot& other) {
+    out.other = &other;
+    out.same_kind = kind_of(OwnerId{other.owner}) == kind;
+    return !out.same_kind;
   });
+  return out;
+}
+
+// Adds or takes away what a lease contributes beside the others on its object.
+void LeaseTable::count(Shard& shard, const Slot& slot, const Sharing& shared, int sign) {
+  const auto kind = static_cast<size_t>(kind_of(OwnerId{slot.owner}));
   const auto bytes = static_cast<int64_t>(slot.bytes) * sign;
-  if (!kind_counted) {
+  if (!shared.same_kind) {
     kinds_[kind].add(bytes);
   }
-  if (!object_counted) {
+  if (shared.other == nullptr) {
     all_.add(bytes);
   }
   shard.leases[kind] += static_cast<uint32_t>(sign);
@@ -266,8 +287,9 @@ void LeaseTable::count(Shard& shard, const Slot& slot, int sign) {
 LeaseKey LeaseTable::take(void* object, uint64_t bytes, uint16_t device, OwnerId owner,
                           ScopeId scope) {
   auto& shard = shard_of(object);
+  const auto now = coarse_nanoseconds();
   LeaseKey key;
-  Event event{.ticks = ticks(), .type = EventType::lease_taken, .device = device};
+  LeaseRow taken;
   {
     std::unique_lock lock(shard.mutex);
     uint32_t index = 0;
@@ -279,31 +301,26 @@ LeaseKey LeaseTable::take(void* object, uint64_t bytes, uint16_t device, OwnerId
       throw;
     }
     auto& slot = shard.at(index);
+    const auto shared = sharing(shard, object, kind_of(owner));
     slot.object = object;
-    slot.bytes = bytes;
+    // A released storage counts nothing until it is refilled, and the others know whether it is.
+    slot.bytes = shared.other != nullptr ? uint64_t{shared.other->bytes} : bytes;
     slot.device = device;
-    slot.taken = event.ticks;
+    slot.taken = now;
     slot.owner = static_cast<uint32_t>(owner);
-    slot.storage = 0;
-    shard.each_lease_on(object, [&](const Slot& other) {
-      slot.storage = other.storage;
-      slot.bytes = other.bytes;  // a released storage counts nothing until it is refilled
-      return false;
-    });
-    if (slot.storage == 0) {
-      slot.storage = (shard.next_storage++ << kShardBits) | shard.number;
-    }
-    count(shard, slot, +1);
+    slot.storage = shared.other != nullptr ? shared.other->storage
+                                           : (shard.next_storage++ << kShardBits) | shard.number;
+    count(shard, slot, shared, +1);
     shard.link_chain(index);
-    event.scope = static_cast<uint64_t>(enter_scope(shard, index, scope));
+    enter_scope(shard, index, scope);
     ++shard.live;
     ++slot.generation;
     key = {index, slot.generation, shard.number};
-    event.storage = slot.storage;
-    event.bytes = slot.bytes;
+    if (events_on()) {
+      taken = slot.row();
+    }
   }
-  event.owner = static_cast<uint32_t>(owner);
-  append(event);
+  record(EventType::lease_taken, taken);
   return key;
 }
 
@@ -312,7 +329,7 @@ void* LeaseTable::end(Shard& shard, uint32_t index) {
   auto& slot = shard.at(index);
   leave_scope(shard, index);
   shard.unlink_chain(index);
-  count(shard, slot, -1);
+  count(shard, slot, sharing(shard, slot.object, kind_of(OwnerId{slot.owner})), -1);
   --shard.live;
   ++slot.generation;
   slot.chain_next = shard.free;
@@ -323,30 +340,26 @@ void* LeaseTable::end(Shard& shard, uint32_t index) {
 bool LeaseTable::release(LeaseKey key) {
   auto& shard = shards_[key.shard];
   void* object = nullptr;
-  Event event{.type = EventType::lease_released};
+  LeaseRow released;
   {
     std::lock_guard lock(shard.mutex);
     const auto* slot = find(shard, key);
     if (slot == nullptr) {
       return false;
     }
-    event.storage = slot->storage;
-    event.bytes = slot->bytes;
-    event.scope = slot->scope;
-    event.owner = slot->owner;
+    if (events_on()) {
+      released = slot->row();
+    }
     object = end(shard, key.index);
   }
-  if (events_on()) {
-    event.ticks = ticks();
-    append(event);
-  }
+  record(EventType::lease_released, released);
   ops_.drop(object);
   return true;
 }
 
 bool LeaseTable::move(LeaseKey key, ScopeId scope) {
   auto& shard = shards_[key.shard];
-  Event event{.ticks = ticks(), .type = EventType::lease_moved};
+  LeaseRow moved;
   {
     std::lock_guard lock(shard.mutex);
     const auto* slot = find(shard, key);
@@ -354,12 +367,10 @@ bool LeaseTable::move(LeaseKey key, ScopeId scope) {
       return false;
     }
     leave_scope(shard, key.index);
-    event.scope = static_cast<uint64_t>(enter_scope(shard, key.index, scope));
-    event.storage = slot->storage;
-    event.bytes = slot->bytes;
-    event.owner = slot->owner;
+    enter_scope(shard, key.index, scope);
+    moved = slot->row();
   }
-  append(event);
+  record(EventType::lease_moved, moved);
   return true;
 }
 
@@ -434,6 +445,16 @@ std::vector<LeaseRow> LeaseTable::empty_scope(ScopeNode& node, OnClose on_close)
     }
     for (auto* object : ended) {
       ops_.drop(object);
+    }
+  }
+  if (events_on()) {
+    for (auto row : rows) {
+      if (on_close == OnClose::release) {
+        record(EventType::lease_released, row);
+      } else {
+        row.scope = node.parent;
+        record(EventType::lease_moved, row);
+      }
     }
   }
   node.touched.store(0, std::memory_order_relaxed);

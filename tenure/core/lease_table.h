@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -28,7 +27,7 @@ struct LeaseKey {
 struct LeaseRow {
   uint64_t storage = 0;  // id of the storage while it is held, never reused
   uint64_t bytes = 0;
-  uint64_t taken = 0;  // ticks
+  uint64_t taken = 0;  // coarse_nanoseconds()
   ScopeId scope = ScopeId::process;
   OwnerId owner{};
   uint16_t device = 0;
@@ -88,6 +87,7 @@ class LeaseTable {
  private:
   struct Slot;
   struct Shard;
+  struct Sharing;
   struct Counter {
     alignas(64) std::atomic<int64_t> bytes{0};
     std::atomic<int64_t> peak{0};
@@ -98,9 +98,10 @@ class LeaseTable {
 
   Shard& shard_of(const void* object) const;
   Slot* find(Shard& shard, LeaseKey key) const;
-  ScopeId enter_scope(Shard& shard, uint32_t index, ScopeId wanted);
+  void enter_scope(Shard& shard, uint32_t index, ScopeId wanted);
   void leave_scope(Shard& shard, uint32_t index);
-  void count(Shard& shard, const Slot& slot, int sign);
+  static Sharing sharing(Shard& shard, const void* object, OwnerKind kind);
+  void count(Shard& shard, const Slot& slot, const Sharing& shared, int sign);
   void* end(Shard& shard, uint32_t index);
   KindTotals read_totals() const;
 

@@ -117,7 +117,7 @@ void Ledger::sweep() {
 
 Snapshot columns_of(const std::vector<LeaseRow>& rows) {
   Snapshot out;
-  out.when = ticks();
+  out.when = coarse_nanoseconds();
   const auto fill = [&](auto& column, auto field) {
     column.reserve(rows.size());
     for (const auto& row : rows) {

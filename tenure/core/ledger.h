@@ -16,11 +16,11 @@ namespace tenure {
 
 // All leases at one moment, as columns: row i of each describes lease i.
 struct Snapshot {
-  uint64_t when = 0;  // ticks
+  uint64_t when = 0;  // coarse_nanoseconds()
   std::vector<uint64_t> storage;
   std::vector<uint64_t> bytes;
   std::vector<uint64_t> scope;
-  std::vector<uint64_t> taken;  // ticks
+  std::vector<uint64_t> taken;  // coarse_nanoseconds()
   std::vector<uint32_t> owner;
   std::vector<uint16_t> device;
 

@@ -41,7 +41,7 @@ void check_name(std::string_view name, std::string_view what) {
     throw InputError(text(what, " is empty: give it a name that will mean something in a report"));
   }
   if (name.size() > kLongestName) {
-    throw InputError(text(what, " '", name.substr(0, 32), "…' has ", name.size(),
+    throw InputError(text(what, " '", front_of(name, 32), "…' has ", name.size(),
                           " bytes: use at most ", kLongestName));
   }
   if (!printable(name)) {
@@ -57,7 +57,7 @@ NameId intern(std::string_view name) {
     return NameId{found->second};
   }
   if (names.names.size() >= kMostNames) {
-    throw InputError(text("more than ", kMostNames, " different names, '", name.substr(0, 64),
+    throw InputError(text("more than ", kMostNames, " different names, '", front_of(name, 64),
                           "' being the next: names are kept forever, so put what changes every "
                           "step into a scope's counter instead"));
   }

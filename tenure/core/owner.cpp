@@ -41,7 +41,7 @@ OwnerTable& table() {
 
 // A site is taken from a frame, not chosen by the user: it is mended rather than refused.
 std::string fitting_site(std::string_view site) {
-  std::string out(site.size() <= kLongestName ? site : site.substr(site.size() - kLongestName));
+  std::string out(end_of(site, kLongestName));
   for (char& c : out) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
       c = '?';
@@ -65,7 +65,7 @@ OwnerKind kind_named(std::string_view name) {
     known += known.empty() ? "" : ", ";
     known += kind;
   }
-  throw InputError(text("unknown owner kind '", name.substr(0, 64), "': use one of ", known));
+  throw InputError(text("unknown owner kind '", front_of(name, 64), "': use one of ", known));
 }
 
 OwnerId intern_owner(OwnerKind kind, std::string_view name, std::string_view site) {

@@ -3,6 +3,7 @@
 #include <tenure/core/fork.h>
 #include <tenure/core/hold.h>
 #include <tenure/core/ledger.h>
+#include <tenure/core/names.h>
 #include <tenure/core/release.h>
 #include <tenure/core/scope.h>
 #include <tenure/core/storage_ref.h>
@@ -10,6 +11,7 @@
 #include <tenure/core/ticks.h>
 #include <tenure/core/torch_compat.h>
 
+#include <ATen/MapAllocator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -55,18 +57,17 @@ ReleasedTable& table() {
   return *instance;
 }
 
-// Whether the memory was made by one of torch's map allocators. Not all of their headers are
-// public, and the one for shared memory hides its deleter in a library of its own.
+// Whether the memory was made by one of torch's map allocators. The one that a manager process
+// looks after hides its deleter in a library of its own.
 bool mapped(const c10::DataPtr& data) {
+  if (at::MapAllocator::fromDataPtr(data) != nullptr ||
+      at::RefcountedMapAllocator::fromDataPtr(data) != nullptr) {
+    return true;
+  }
   Dl_info info{};
   auto* deleter = reinterpret_cast<void*>(data.get_deleter());
-  if (deleter == nullptr || dladdr(deleter, &info) == 0) {
-    return false;
-  }
-  const std::string_view symbol = info.dli_sname != nullptr ? info.dli_sname : "";
-  const std::string_view library = info.dli_fname != nullptr ? info.dli_fname : "";
-  return symbol.find("MapAllocator") != std::string_view::npos ||
-         library.find("libshm") != std::string_view::npos;
+  return deleter != nullptr && dladdr(deleter, &info) != 0 && info.dli_fname != nullptr &&
+         std::string_view(info.dli_fname).find("libshm") != std::string_view::npos;
 }
 
 // Why the storage's memory is not its own to free; empty if it is.
@@ -78,12 +79,12 @@ std::string why_not_releasable(c10::StorageImpl& storage) {
     return "its memory is shared with other processes or mapped from a file: clone() it first";
   }
   if (storage.allocator() == nullptr) {
-    return "its memory belongs to someone outside PyTorch (numpy, DLPack, from_blob, another "
-           "process): clone() it first";
+    return "its memory belongs to someone outside PyTorch (numpy, DLPack, from_blob, "
+           "torch.load, another process): clone() it first";
   }
   if (!storage.resizable()) {
-    return "PyTorch marks it as not resizable (pin_memory() and some views of foreign memory do): "
-           "clone() it first";
+    return "PyTorch marks it as not resizable (numpy() and pin_memory() do, because others rely on "
+           "its address): clone() it first";
   }
   return {};
 }

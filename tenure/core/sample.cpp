@@ -73,7 +73,11 @@ struct Files {
     if (!pss || !rss) {
       return std::nullopt;
     }
-    Walk out{{*pss, *rss, std::nullopt, {}}, begin};
+    Walk out;
+    out.begin = begin;
+    out.mapped.pss = *pss;
+    out.mapped.pss_file = bytes_after("Pss_File:", text);
+    out.mapped.rss = *rss;
     if (cgroup) {
       out.mapped.cgroup_inactive_file = cgroup->inactive_file();
     }

@@ -25,6 +25,9 @@ namespace tenure {
 // From a walk over every mapping of the process (5 to 16 ms), as the sampler's thread last took it.
 struct MappedSample {
   int64_t pss = 0;  // pages shared with n processes count 1/n
+  // The part of pss that is files, libtorch among them: it falls when another process that maps
+  // them starts. pss - pss_file moves only with this process and those it shares memory with.
+  std::optional<int64_t> pss_file;
   int64_t rss =
       0;  // exact; ProcessSample::rss may lag by some pages for each CPU before Linux 6.16
   std::optional<int64_t> cgroup_inactive_file;  // MemoryCgroup::inactive_file

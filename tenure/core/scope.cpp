@@ -1,6 +1,7 @@
 #include <tenure/core/clock.h>
 #include <tenure/core/error.h>
 #include <tenure/core/events.h>
+#include <tenure/core/fast_tls.h>
 #include <tenure/core/fork.h>
 #include <tenure/core/ledger.h>
 #include <tenure/core/scope.h>
@@ -18,14 +19,13 @@ namespace {
 std::atomic<const LanguageScopes*> language_scopes{nullptr};
 std::atomic<const ScopeCarrier*> scope_carrier{nullptr};
 
-// Plain data, so that it may be used while a thread ends.
 struct ThreadScopes {
   ScopeId top = ScopeId::process;  // innermost scope of C++
   ScopeId language = ScopeId::process;
   void* language_thread = nullptr;
   uint64_t language_version = 0;
 };
-thread_local ThreadScopes here;
+TENURE_FAST_TLS ThreadScopes here;
 
 ScopeId deeper(ScopeId a, ScopeId b) { return depth_of(b) > depth_of(a) ? b : a; }
 

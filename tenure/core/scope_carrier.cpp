@@ -4,6 +4,9 @@
 // from thread to thread. It is a stack of kinds that others use too: torch.profiler pops its own
 // entry and throws when something lies on top of it. So each thread pushes one holder, once, below
 // the profiler's entry, and never pops it; entering and leaving scopes only writes to the holder.
+// A thread that works for another one sees that one's holder instead. When it opens scopes of its
+// own meanwhile, its holder covers the other, and is taken away with the last of them.
+#include <tenure/core/fast_tls.h>
 #include <tenure/core/scope.h>
 #include <tenure/core/torch_compat.h>
 
@@ -23,46 +26,68 @@ struct Holder final : c10::DebugInfoBase {
   std::atomic<uint64_t> language{0};
   std::atomic<void*> thread{nullptr};
   std::atomic<uint64_t> version{0};
+  bool covers_another = false;  // for the owning thread alone
 };
 
-thread_local std::shared_ptr<Holder> mine;
+TENURE_FAST_TLS Holder* mine = nullptr;
+// Shared: threads that work for this one may outlive it.
+struct KeptHolder {
+  std::shared_ptr<Holder> holder;
+  ~KeptHolder() { mine = nullptr; }
+};
+thread_local KeptHolder mine_kept;
 
-void push_below_profiler(const std::shared_ptr<Holder>& holder) {
+// Changes the stack with the profiler's entry, if there is one, taken off meanwhile. Where another
+// entry is in the way the stack stays as it is: the next scope tries again.
+template <class Change>
+void below_profiler(Change change) {
   std::shared_ptr<c10::DebugInfoBase> profiler;
   const auto kind = c10::DebugInfoKind::PROFILER_STATE;
-  if (ThreadLocalDebugInfo::get(kind) != nullptr) {
-    try {
+  try {
+    if (ThreadLocalDebugInfo::get(kind) != nullptr) {
       profiler = ThreadLocalDebugInfo::_pop(kind);
-    } catch (const c10::Error&) {
-      return;  // something lies above the profiler: leave the stack alone, try at the next scope
     }
+    change();
+  } catch (const c10::Error&) {  // what was to be popped is not on top
   }
-  ThreadLocalDebugInfo::_push(compat::kScopeInfo, holder);
   if (profiler) {
     ThreadLocalDebugInfo::_push(kind, std::move(profiler));
   }
 }
 
+void push_mine(const c10::DebugInfoBase* visible) {
+  below_profiler([] { ThreadLocalDebugInfo::_push(compat::kScopeInfo, mine_kept.holder); });
+  mine->covers_another = visible != nullptr;
+}
+
+void uncover_other() {
+  below_profiler([] { ThreadLocalDebugInfo::_pop(compat::kScopeInfo); });
+}
+
 void carry(const CarriedScope& scope) {
   const bool nothing = scope.own == ScopeId::process && scope.language == ScopeId::process;
-  if (!mine) {
+  if (mine == nullptr) {
     if (nothing) {
       return;
     }
-    mine = std::make_shared<Holder>();
+    mine_kept.holder = std::make_shared<Holder>();
+    mine = mine_kept.holder.get();
   }
   mine->own.store(static_cast<uint64_t>(scope.own), std::memory_order_relaxed);
   mine->language.store(static_cast<uint64_t>(scope.language), std::memory_order_relaxed);
   mine->thread.store(scope.thread, std::memory_order_relaxed);
   mine->version.store(scope.version, std::memory_order_relaxed);
-  if (!nothing && ThreadLocalDebugInfo::get(compat::kScopeInfo) != mine.get()) {
-    push_below_profiler(mine);
+  const auto* visible = ThreadLocalDebugInfo::get(compat::kScopeInfo);
+  if (!nothing && visible != mine) {
+    push_mine(visible);
+  } else if (nothing && visible == mine && mine->covers_another) {
+    uncover_other();
   }
 }
 
 std::optional<CarriedScope> carried(bool& waiting) {
   const auto* holder = static_cast<Holder*>(ThreadLocalDebugInfo::get(compat::kScopeInfo));
-  if (holder == nullptr || holder == mine.get()) {
+  if (holder == nullptr || holder == mine) {
     return std::nullopt;
   }
   waiting = compat::in_backward();

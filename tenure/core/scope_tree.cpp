@@ -1,4 +1,5 @@
 #include <tenure/core/error.h>
+#include <tenure/core/fast_tls.h>
 #include <tenure/core/scope_tree.h>
 #include <tenure/core/text.h>
 
@@ -17,7 +18,10 @@ uint32_t place_of(ScopeId id) { return static_cast<uint32_t>(static_cast<uint64_
 
 uint64_t this_thread_number() {
   static std::atomic<uint64_t> last{0};
-  thread_local const uint64_t number = last.fetch_add(1, std::memory_order_relaxed) + 1;
+  static TENURE_FAST_TLS uint64_t number = 0;
+  if (number == 0) {
+    number = last.fetch_add(1, std::memory_order_relaxed) + 1;
+  }
   return number;
 }
 

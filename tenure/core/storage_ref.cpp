@@ -1,5 +1,6 @@
 #include <tenure/core/error.h>
 #include <tenure/core/ledger.h>
+#include <tenure/core/release.h>
 #include <tenure/core/storage_ref.h>
 #include <tenure/core/text.h>
 
@@ -30,6 +31,9 @@ std::string why_no_storage(const at::Tensor& tensor) {
   if (tensor.is_meta()) {
     return "it is on the meta device and has no data";
   }
+  if (tensor.layout() == c10::Layout::Jagged) {
+    return "it is nested and has several storages: use its offsets() and values()";
+  }
   if (tensor.layout() != c10::Layout::Strided && tensor.layout() != c10::Layout::Mkldnn) {
     return "it is sparse and has several storages: use its indices() and values()";
   }
@@ -39,12 +43,18 @@ std::string why_no_storage(const at::Tensor& tensor) {
   if (!tensor.has_storage()) {
     return "it has no storage of its own (a wrapper or an opaque layout): use the tensor inside it";
   }
-  const auto* storage = tensor.storage().unsafeGetStorageImpl();
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
   if (storage->sym_nbytes().is_heap_allocated()) {
     return "its size is symbolic: it is being traced and has no data";
   }
-  if (tensor.key_set().has(c10::DispatchKey::Python) && storage->device().is_meta()) {
+  // Wrapper subclasses (DTensor), functional tensors and zero tensors have a size and no data.
+  const bool no_data = storage->_mutable_data_ptr_no_checks().get() == nullptr &&
+                       storage->nbytes() != 0 && !is_released(tensor.storage());
+  if (tensor.key_set().has(c10::DispatchKey::Python) && (no_data || storage->device().is_meta())) {
     return "it is a tensor subclass without data of its own: use the tensor inside it";
+  }
+  if (no_data) {
+    return "it has no data: it is being traced, or stands for a value that is not stored";
   }
   return {};
 }

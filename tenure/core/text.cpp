@@ -4,6 +4,26 @@
 #include <cstdio>
 
 namespace tenure {
+namespace {
+
+bool inside_a_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
+
+}  // namespace
+
+std::string_view front_of(std::string_view name, size_t bytes) {
+  while (bytes > 0 && bytes < name.size() && inside_a_character(name[bytes])) {
+    --bytes;
+  }
+  return name.substr(0, bytes);
+}
+
+std::string_view end_of(std::string_view name, size_t bytes) {
+  size_t begin = name.size() > bytes ? name.size() - bytes : 0;
+  while (begin > 0 && begin < name.size() && inside_a_character(name[begin])) {
+    ++begin;
+  }
+  return name.substr(begin);
+}
 
 std::string bytes_text(uint64_t bytes) {
   if (bytes < 1024) {

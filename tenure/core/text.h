@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 namespace tenure {
 
@@ -14,6 +15,10 @@ std::string text(const Parts&... parts) {
   (out << ... << parts);
   return std::move(out).str();
 }
+
+// At most `bytes` of `name` from its front or its end, no character of UTF-8 cut in two.
+std::string_view front_of(std::string_view name, size_t bytes);
+std::string_view end_of(std::string_view name, size_t bytes);
 
 // 1536 -> "1.5 KiB". Exact below 1 KiB.
 std::string bytes_text(uint64_t bytes);

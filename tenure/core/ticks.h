@@ -1,8 +1,10 @@
-// Ticks: the cheapest clock of the machine. Reads the cycle counter (7 ns where steady_clock takes
-// 33), which on the machines we run on is constant-rate and synchronised between cores.
+// Clocks that cost little. Ticks are the cycle counter's (7 ns where steady_clock takes 33), which on
+// the machines we run on is constant-rate and synchronised between cores.
 #pragma once
 
 #include <cstdint>
+
+#include <ctime>
 
 #if defined(__x86_64__)
 #include <x86intrin.h>
@@ -24,7 +26,15 @@ inline uint64_t ticks() {
 #endif
 }
 
-// Seconds between two readings. The rate is measured against steady_clock from the first call of
+// Nanoseconds of a clock that ticks every few milliseconds, and whose reading is a few loads. For
+// ages that people read; nothing is ordered by it.
+inline uint64_t coarse_nanoseconds() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+// Seconds between two readings of ticks(). The rate is measured against steady_clock from the first call of
 // any function here, so early answers are a little less precise than late ones.
 double seconds_between(uint64_t earlier, uint64_t later);
 

@@ -1,3 +1,4 @@
+#include <tenure/core/fast_tls.h>
 #include <tenure/core/where.h>
 
 namespace tenure {
@@ -17,7 +18,7 @@ const char* phase_name(Phase phase) {
 }
 
 Where& where() {
-  thread_local Where here;
+  static TENURE_FAST_TLS Where here;
   return here;
 }
 

@@ -94,11 +94,11 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
     visit(value.toTensor());
   } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorList()) {
+    for (const auto& tensor : value.toTensorVector()) {
       visit(tensor);
     }
   } else if (value.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
+    for (const auto& tensor : value.toOptionalTensorVector()) {
       if (tensor) {
         visit(*tensor);
       }

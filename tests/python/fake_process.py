@@ -1,4 +1,4 @@
-"""Runs the tests that use the fake accelerator in a process of their own.
+"""The fixture `fake`, and a process of their own for the tests that use it.
 
 A process that has installed a PrivateUse1 device has it for good: torch.accelerator finds it, CPU
 tensors can be pinned, autograd has device threads. Other tests must not see that, and it must come
@@ -13,7 +13,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,6 +24,15 @@ import pytest
 REPORTS = "TENURE_FAKE_PROCESS_REPORTS"
 
 _reports = pytest.StashKey[dict[str, list[pytest.TestReport]]]()
+
+
+@pytest.fixture
+def fake() -> Iterator[ModuleType]:
+    """The module fake_accelerator, its device as new before the test and after it."""
+    import fake_accelerator
+
+    yield fake_accelerator
+    fake_accelerator.reset()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,7 +104,7 @@ def _run_all(session: pytest.Session) -> dict[str, list[pytest.TestReport]]:
 
 def _lost(item: pytest.Item, child: subprocess.CompletedProcess[str]) -> pytest.TestReport:
     """The report of a test that the child did not live to finish."""
-    text = f"the process of the fake accelerator's tests ended with {child.returncode}:\n{child.stdout}"
+    text = f"the fake accelerator's process ended with {child.returncode}:\n{child.stdout}"
     return pytest.TestReport(
         item.nodeid, item.location, {item.name: 1}, "failed", text, when="call"
     )

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -37,7 +38,9 @@ STACK_S = 2.0
 STACK_SIGNAL = signal.SIGUSR2
 
 
-def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60.0) -> list[Any]:
+def run_ranks(
+    fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60.0
+) -> list[Any]:
     """Calls `fn(rank, world_size, *args)` on every rank and returns their results, by rank.
 
     Each rank has a default process group on Gloo over loopback. `fn` must be a function at the top
@@ -51,24 +54,26 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout: floa
     """
     module, name = fn.__module__, fn.__qualname__
     if "<" in name or "." in name or getattr(sys.modules.get(module), name, None) is not fn:
-        raise ValueError(f"{module}.{name} is not at the top level of its module: ranks cannot find it")
+        raise ValueError(
+            f"{module}.{name} is not at the top level of its module: ranks cannot find it"
+        )
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        job = _Job(sys.path, module, fn.__code__.co_filename, name, world_size, timeout, pickle.dumps(args))
+        job = _Job(
+            sys.path, module, fn.__code__.co_filename, name, world_size, timeout, pickle.dumps(args)
+        )
         (Path(folder) / "job").write_bytes(pickle.dumps(job))
         ranks: list[_Rank] = []
-        try:
-            for rank in range(world_size):
-                ranks.append(_Rank.start(rank, Path(folder)))
+        with ExitStack() as at_end:
+            for number in range(world_size):
+                ranks.append(_Rank.start(number, Path(folder)))
+                at_end.callback(ranks[-1].end)
             failure = _wait(ranks, timeout)
-        finally:
-            for rank_ in ranks:
-                rank_.end()
         failure = failure or _without_result(ranks)
-        outputs = "".join(rank_.describe() for rank_ in ranks)
+        outputs = "".join(rank.describe() for rank in ranks)
         if failure:
             raise AssertionError(f"{name} on {world_size} ranks: {failure}\n{outputs}")
         print(outputs, end="")
-        return [pickle.loads(rank_.result.read_bytes()) for rank_ in ranks]
+        return [pickle.loads(rank.result.read_bytes()) for rank in ranks]
 
 
 @dataclass
@@ -110,7 +115,14 @@ class _Rank:
         try:
             with output.open("wb") as file:
                 process = subprocess.Popen(
-                    [sys.executable, __file__, folder, str(number), str(child_end), str(os.getpid())],
+                    [
+                        sys.executable,
+                        __file__,
+                        folder,
+                        str(number),
+                        str(child_end),
+                        str(os.getpid()),
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,

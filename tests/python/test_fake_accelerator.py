@@ -96,7 +96,8 @@ def test_freed_memory_is_poisoned(fake: Fake) -> None:
     assert host.tolist() == [fake.POISON] * 8
 
 
-def test_allocator_figures_are_exact(fake: Fake) -> None:
+@pytest.mark.usefixtures("fake")
+def test_allocator_figures_are_exact() -> None:
     assert torch.accelerator.memory_allocated() == 0
     x = torch.empty(1000, device="fake")
     y = x + 1
@@ -106,6 +107,14 @@ def test_allocator_figures_are_exact(fake: Fake) -> None:
     assert torch.accelerator.max_memory_allocated() == 8000
     torch.accelerator.reset_peak_memory_stats()
     assert torch.accelerator.max_memory_allocated() == 4000
+
+
+@pytest.mark.usefixtures("fake")
+def test_storage_resize_keeps_what_fits_and_frees_the_rest() -> None:
+    x = torch.arange(4, device="fake")
+    x.untyped_storage().resize_(64)
+    assert x.tolist() == [0, 1, 2, 3]
+    assert torch.accelerator.memory_allocated() == 64
     x.untyped_storage().resize_(0)
     assert torch.accelerator.memory_allocated() == 0
 
@@ -151,7 +160,8 @@ def test_waits_are_counted(fake: Fake) -> None:
     assert (fake.waits().host, fake.waits().forced) == (1, 1)
 
 
-def test_backward_runs_on_a_device_thread(fake: Fake) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("fake")
+def test_backward_runs_on_a_device_thread() -> None:
     threads: list[int] = []
     x = torch.ones(2, device="fake", requires_grad=True)
     y = x * 2
@@ -181,7 +191,8 @@ def train(device: str) -> list[torch.Tensor]:
     return [parameter.detach().cpu() for parameter in model.parameters()]
 
 
-def test_training_gives_what_the_cpu_gives(fake: Fake) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("fake")
+def test_training_gives_what_the_cpu_gives() -> None:
     for on_fake, on_cpu in zip(train("fake"), train("cpu"), strict=True):
         torch.testing.assert_close(on_fake, on_cpu)
 

@@ -7,11 +7,14 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 
 #include <cmath>
+#include <thread>
+#include <vector>
 
 namespace fake_accelerator {
 namespace {
@@ -163,6 +166,30 @@ TEST_F(Copies, ValuesAreThoseOfTheCpu) {
   EXPECT_TRUE(at::equal(halves, host.to(at::kHalf)));
 }
 
+TEST_F(Copies, FencedCopiesOfManyThreadsAreRight) {
+  shuffle(1);
+  const auto work = [this] {
+    const auto own = new_stream();
+    const auto host = pinned(0);
+    for (int i = 1; i <= 200; ++i) {
+      host.fill_(i);
+      const auto x = at::zeros({4}, kFake);
+      c10::Event copied(kDeviceType);
+      {
+        const c10::StreamGuard guard(own);
+        x.copy_(host, kNonBlocking);
+        copied.record(own);
+      }
+      copied.block(main);
+      ASSERT_EQ(first(x.add(1).cpu()), i + 1);
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back(work);
+  }
+}
+
 TEST_F(Copies, ConjugateViewsAreResolved) {
   const auto host = at::view_as_complex(at::arange(6, at::kFloat).view({3, 2}));
   const auto device = host.to(kFake.device());
@@ -170,8 +197,9 @@ TEST_F(Copies, ConjugateViewsAreResolved) {
 }
 
 TEST_F(Copies, ResultsAreOnTheDeviceThoughTheFirstArgumentIsACpuScalar) {
-  const auto two = at::full({}, 2.0);
-  EXPECT_EQ(two.mul(at::ones({4}, kFake)).device(), kFake.device());
+  const auto x = at::ones({4}, kFake);
+  const auto y = at::where(at::ones({}, at::kBool), x, x.neg());
+  EXPECT_EQ(y.device(), kFake.device());
 }
 
 }  // namespace

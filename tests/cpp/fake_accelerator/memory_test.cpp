@@ -74,7 +74,6 @@ TEST_F(MemoryOf, EmptyTensorsTakeNothing) {
 
 TEST_F(MemoryOf, ResizingCountsAndKeepsContents) {
   const auto x = block(3);
-  auto storage = x.storage();
   const auto before = allocated();
   x.resize_({512});
   EXPECT_EQ(allocated(), before + 1024);

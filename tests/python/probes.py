@@ -1,0 +1,52 @@
+"""What tests ask: which scope is current, what the system counts, how another process ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import tenure
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+# ASan keeps freed memory for a while, so what the system counts says nothing about frees.
+needs_real_frees = pytest.mark.skipif(
+    "libasan" in os.environ.get("LD_PRELOAD", ""), reason="ASan keeps freed memory"
+)
+
+
+def current_scope() -> str:
+    """The scope that a lease taken now would belong to."""
+    with tenure.hold(torch.empty(1), "probe") as lease:
+        return lease.scope
+
+
+def resident_bytes() -> int:
+    """Physical memory of this process, as the kernel counts it, after garbage is gone."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+
+
+def run_program(source: str, *, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """Runs a Python program of its own, from its text."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def assert_ends_well(source: str, *, timeout: float = 60.0) -> str:
+    """Runs a program that must end with exit code 0 and complain about nothing; its output."""
+    ended = run_program(source, timeout=timeout)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout + ended.stderr
+    return ended.stdout
