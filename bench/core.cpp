@@ -67,7 +67,7 @@ BENCHMARK(floor_cycle_counter)->UseRealTime();
 
 void floor_steady_clock(benchmark::State& state) {
   for (auto _ : state) {
-    benchmark::DoNotOptimize(std::chrono::steady_clock::now());
+    benchmark::DoNotOptimize(std::chrono::steady_clock::now().time_since_epoch().count());
   }
 }
 BENCHMARK(floor_steady_clock)->UseRealTime();
@@ -76,7 +76,8 @@ BENCHMARK(floor_steady_clock)->UseRealTime();
 void floor_copy_of_a_million_rows(benchmark::State& state) {
   const std::vector<Event> rows(1'000'000);
   for (auto _ : state) {
-    benchmark::DoNotOptimize(std::vector<Event>(rows));
+    const auto copy = rows;
+    benchmark::DoNotOptimize(copy.data());
   }
 }
 BENCHMARK(floor_copy_of_a_million_rows)
@@ -132,8 +133,8 @@ void lease_take_release(benchmark::State& state) {
   const auto tensor = at::empty({1024});
   const auto owner = an_owner();
   for (auto _ : state) {
-    auto lease = hold(tensor, owner, ScopeId::process);
-    benchmark::DoNotOptimize(lease);
+    const auto lease = hold(tensor, owner, ScopeId::process);
+    benchmark::DoNotOptimize(&lease);
   }
 }
 BENCHMARK(lease_take_release)->ThreadRange(1, 16)->UseRealTime();
@@ -143,8 +144,8 @@ void lease_take_release_in_scope(benchmark::State& state) {
   const auto owner = an_owner();
   const Scope scope("bench", OnClose::release);
   for (auto _ : state) {
-    auto lease = hold(tensor, owner);
-    benchmark::DoNotOptimize(lease);
+    const auto lease = hold(tensor, owner);
+    benchmark::DoNotOptimize(&lease);
   }
 }
 BENCHMARK(lease_take_release_in_scope)->UseRealTime();
@@ -161,8 +162,8 @@ void lease_take_release_among_a_million(benchmark::State& state) {
   }
   const auto tensor = at::empty({1024});
   for (auto _ : state) {
-    auto lease = hold(tensor, owner, ScopeId::process);
-    benchmark::DoNotOptimize(lease);
+    const auto lease = hold(tensor, owner, ScopeId::process);
+    benchmark::DoNotOptimize(&lease);
   }
 }
 BENCHMARK(lease_take_release_among_a_million)->UseRealTime()->Iterations(200'000);
@@ -175,8 +176,8 @@ void lease_take_release_recorded(benchmark::State& state) {
   size_t since = 0;
   for (auto _ : state) {
     {
-      auto lease = hold(tensor, owner, ScopeId::process);
-      benchmark::DoNotOptimize(lease);
+      const auto lease = hold(tensor, owner, ScopeId::process);
+      benchmark::DoNotOptimize(&lease);
     }
     if (++since == 4096) {
       state.PauseTiming();
@@ -221,14 +222,16 @@ void snapshot_of_a_million(benchmark::State& state) {
     leases.push_back(hold(tensors.back(), an_owner(), ScopeId::process));
   }
   for (auto _ : state) {
-    benchmark::DoNotOptimize(ledger().snapshot());
+    const auto snapshot = ledger().snapshot();
+    benchmark::DoNotOptimize(snapshot.bytes.data());
   }
 }
 BENCHMARK(snapshot_of_a_million)->UseRealTime()->Unit(benchmark::kMillisecond)->Iterations(5);
 
 void totals(benchmark::State& state) {
   for (auto _ : state) {
-    benchmark::DoNotOptimize(ledger().totals());
+    const auto now = ledger().totals();
+    benchmark::DoNotOptimize(now.all.bytes);
   }
 }
 BENCHMARK(totals)->UseRealTime();

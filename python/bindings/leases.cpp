@@ -3,6 +3,7 @@
 #include <tenure/core/ledger.h>
 #include <tenure/core/scope.h>
 #include <tenure/core/storage_ref.h>
+#include <tenure/core/text.h>
 #include <tenure/core/ticks.h>
 
 #include <pybind11/stl.h>
@@ -15,8 +16,6 @@ using tenure::LeaseRow;
 using tenure::ScopeId;
 
 namespace {
-
-using NoGil = py::call_guard<py::gil_scoped_release>;
 
 LeaseRow row_of(const Lease& lease) {
   const auto row = lease.row();
@@ -62,6 +61,22 @@ Lease hold(const at::Tensor& tensor, const std::string& kind, const std::string&
   return tenure::hold(tensor, owner, ScopeId{*scope});
 }
 
+// Freeing may take long. The lease is taken out of its object while the GIL still keeps other
+// threads from it.
+void release_without_gil(Lease& lease) {
+  auto ending = std::move(lease);
+  const py::gil_scoped_release no_gil;
+  ending.release();
+}
+
+ScopeId id_of(const py::object& scope) {
+  if (!py::isinstance(scope, py::module_::import("tenure.scopes").attr("Scope"))) {
+    throw tenure::InputError(tenure::text("Lease.transfer() needs a tenure.Scope or None and got ",
+                                          Py_TYPE(scope.ptr())->tp_name));
+  }
+  return ScopeId{py::cast<uint64_t>(scope.attr("id"))};
+}
+
 std::string lease_text(const Lease& lease) {
   const auto row = lease.row();
   if (!row) {
@@ -94,24 +109,20 @@ void bind_leases(py::module_& m) {
             if (after) {
               self.release(*after);
             } else {
-              self.release();
+              release_without_gil(self);
             }
           },
-          py::arg("after") = std::nullopt, NoGil())
+          py::arg("after") = std::nullopt)
       .def(
           "transfer",
           [](Lease& self, const py::object& scope) {
-            self.transfer(scope.is_none() ? ScopeId::process
-                                          : ScopeId{py::cast<uint64_t>(scope.attr("id"))});
+            self.transfer(scope.is_none() ? ScopeId::process : id_of(scope));
           },
           py::arg("scope"))
       .def("storage", &Lease::storage)
       .def("__enter__", [](py::object self) { return self; })
       .def("__exit__",
-           [](Lease& self, const py::args& /*exception*/) {
-             const py::gil_scoped_release no_gil;
-             self.release();
-           })
+           [](Lease& self, const py::args& /*exception*/) { release_without_gil(self); })
       .def("__repr__", &lease_text);
 
   m.def("hold", &hold, py::arg("tensor"), py::arg("kind"), py::arg("name"), py::arg("site"),

@@ -6,10 +6,13 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <string>
+#include <unordered_map>
 
 #include "bindings.h"
 
 namespace py = pybind11;
+using tenure::ScopeId;
 using tenure::Snapshot;
 using tenure::Totals;
 
@@ -31,6 +34,34 @@ py::array_t<double> ages(const Snapshot& snapshot) {
   auto* to = out.mutable_data();
   for (const auto taken : snapshot.taken) {
     *to++ = static_cast<double>(snapshot.when - taken) / 1e9;
+  }
+  return out;
+}
+
+// Scopes of one path, open in several threads or tasks, are one row.
+std::vector<std::pair<std::string, Totals>> by_path(const Snapshot& snapshot) {
+  const auto& scopes = tenure::ledger().scopes();
+  std::vector<std::string> paths;
+  std::unordered_map<std::string, uint64_t> number_of_path;
+  std::unordered_map<uint64_t, uint64_t> number_of_scope;
+  Snapshot numbered;
+  numbered.storage = snapshot.storage;
+  numbered.bytes = snapshot.bytes;
+  for (const auto scope : snapshot.scope) {
+    const auto [number, is_new] = number_of_scope.try_emplace(scope);
+    if (is_new) {
+      auto path = scopes.path(ScopeId{scope});
+      const auto [known, is_new_path] = number_of_path.try_emplace(path, paths.size());
+      number->second = known->second;
+      if (is_new_path) {
+        paths.push_back(std::move(path));
+      }
+    }
+    numbered.scope.push_back(number->second);
+  }
+  std::vector<std::pair<std::string, Totals>> out;
+  for (const auto& [number, totals] : numbered.by_scope()) {
+    out.emplace_back(paths[static_cast<size_t>(number)], totals);
   }
   return out;
 }
@@ -79,16 +110,8 @@ void bind_ledger(py::module_& m) {
             return out;
           },
           NoGil())
-      .def(
-          "by_scope",
-          [](const Snapshot& self) {
-            std::vector<std::pair<uint64_t, Totals>> out;
-            for (const auto& [scope, totals] : self.by_scope()) {
-              out.emplace_back(static_cast<uint64_t>(scope), totals);
-            }
-            return out;
-          },
-          NoGil());
+      .def("by_scope", &by_path, NoGil())
+      .def("bytes_once", &Snapshot::bytes_once, NoGil());
 
   m.def("snapshot", [] { return std::make_shared<Snapshot>(tenure::ledger().snapshot()); },
         NoGil());

@@ -10,6 +10,7 @@ import torch
 
 from tenure import _C, _site
 from tenure._C import Lease, Totals
+from tenure.errors import InputError
 from tenure.scopes import Scope
 from tenure.storages import need_tensor
 
@@ -64,6 +65,12 @@ def hold(
     need_tensor(tensor, "hold")
     if isinstance(owner, str):
         owner = Owner(kind, owner)
+    if not isinstance(owner, Owner):
+        raise InputError(
+            f"tenure.hold() needs a name or a tenure.Owner and got {type(owner).__name__}"
+        )
+    if scope is not None and not isinstance(scope, Scope):
+        raise InputError(f"tenure.hold() needs a tenure.Scope and got {type(scope).__name__}")
     site = owner.site or _site.caller()
     return _C.hold(tensor, owner.kind, owner.name, site, None if scope is None else scope.id)
 
@@ -141,7 +148,7 @@ class Leases:
 
     def by_scope(self) -> dict[str, Totals]:
         """Bytes and leases of each scope, largest first. A storage counts once for a scope."""
-        return {self.scope_of(scope): totals for scope, totals in self._snapshot.by_scope()}
+        return dict(self._snapshot.by_scope())
 
     def rows(self) -> Iterator[_Row]:
         """The leases one by one."""
@@ -170,7 +177,7 @@ class Leases:
 
     def __repr__(self) -> str:
         """Says how many there are."""
-        return f"<tenure.Leases: {len(self)} leases, {_C.totals().all.bytes} bytes>"
+        return f"<tenure.Leases: {len(self)} leases, {self._snapshot.bytes_once()} bytes>"
 
 
 class Ledger:

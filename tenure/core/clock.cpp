@@ -3,6 +3,7 @@
 #include <tenure/core/fork.h>
 #include <tenure/core/ticks.h>
 
+#include <exception>
 #include <utility>
 
 namespace tenure {
@@ -56,8 +57,16 @@ bool Clock::tick(Source source, uint64_t who, std::optional<uint64_t> number) {
   if (events_on()) {
     append({.ticks = ticks(), .type = EventType::step, .value = ended});
   }
+  std::exception_ptr thrown;
   for (const auto& fn : told) {
-    (*fn)(ended);
+    try {
+      (*fn)(ended);
+    } catch (...) {
+      thrown = thrown ? thrown : std::current_exception();
+    }
+  }
+  if (thrown) {
+    std::rethrow_exception(thrown);
   }
   return true;
 }

@@ -23,7 +23,8 @@ class Clock {
 
   // Step `number`, or the next one, has ended. `who` tells announcers apart: the first one leads,
   // and others' ticks are echoes of the same step, unless they come twice without the leader.
-  // Subscribers run on this thread before it returns. True if the tick counted.
+  // Subscribers run on this thread before it returns; all of them run, and the first exception that
+  // one throws is thrown then. True if the tick counted.
   bool tick(Source source, uint64_t who, std::optional<uint64_t> number = {});
 
   // Calls `fn` with the number of each step that ends, until the subscription goes. A call that is

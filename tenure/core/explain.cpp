@@ -21,7 +21,7 @@ Explanation explain(const at::Tensor& tensor) {
   auto& book = ledger();
   book.sweep();
   out.leases = book.leases().rows_of(storage.unsafeGetStorageImpl());
-  std::ranges::stable_sort(out.leases, {}, &LeaseRow::taken);
+  std::ranges::reverse(out.leases);  // they come newest first
   for (const auto& part : parts()) {
     if (part->holders) {
       for (auto& line : part->holders(out.storage)) {

@@ -33,10 +33,10 @@ bool Lease::release() noexcept {
 }
 
 void Lease::release(Fence fence) {
-  const auto key = take_key();
-  if (key.generation != 0 && !inherited()) {
-    ledger().release_after(key, std::move(fence));
+  if (key_.generation != 0 && !inherited()) {
+    ledger().release_after(key_, std::move(fence));  // where that throws, this still holds it
   }
+  take_key();
 }
 
 void Lease::transfer(ScopeId scope) {

@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <mutex>
+#include <utility>
 
 namespace tenure {
 namespace {
@@ -62,7 +63,9 @@ struct LeaseTable::Shard {
   uint32_t free = kNone;
   uint32_t live = 0;
   uint64_t next_storage = 1;
+  uint32_t first_in_process = 0;
   std::array<uint32_t, kOwnerKinds> leases{};
+  std::array<int64_t, kOwnerKinds + 1> unpublished{};  // see Note [Peaks]
   std::vector<std::unique_ptr<Slot[]>> chunks;
   std::vector<uint32_t> buckets = std::vector<uint32_t>(16, kNone);
 
@@ -164,9 +167,15 @@ class LeaseTable::AllLocked {
   const LeaseTable& table_;
 };
 
-// Changes happen under some shard's lock, so that with all shards locked the counters stand still.
-// They are shared by all shards because a peak is a property of the sum.
-void LeaseTable::Counter::add(int64_t delta) {
+// Note [Peaks]
+// A peak is a property of the sum over all shards, so an exact one needs a counter that every take
+// and release of every thread writes, and that one cache line would be all that they compete for.
+// Once more than one thread takes leases, a shard therefore keeps changes of up to kSlack bytes to
+// itself. Bytes stay exact, for a reader adds up under all locks; a peak may be off by what 64
+// shards keep back, 1 MiB. As long as one thread takes leases nothing is kept back.
+constexpr int64_t kSlack = 16 * 1024;
+
+void LeaseTable::Counter::publish(int64_t delta) {
   if (delta == 0) {
     return;
   }
@@ -179,9 +188,27 @@ void LeaseTable::Counter::add(int64_t delta) {
   }
 }
 
-Totals LeaseTable::Counter::read() const {
-  return {static_cast<uint64_t>(bytes.load(std::memory_order_relaxed)), 0,
-          static_cast<uint64_t>(peak.load(std::memory_order_relaxed))};
+// REQUIRES: the shard's lock.
+void LeaseTable::add(Shard& shard, size_t counter, int64_t delta) {
+  auto& kept = shard.unpublished[counter];
+  kept += delta;
+  const auto slack = slack_.load(std::memory_order_relaxed);
+  if (kept > slack || kept < -slack) {
+    counters_[counter].publish(kept);
+    kept = 0;
+  }
+}
+
+void LeaseTable::notice_thread() {
+  const auto me = this_thread_number();
+  const auto first = first_thread_.load(std::memory_order_relaxed);
+  if (first == me || slack_.load(std::memory_order_relaxed) != 0) [[likely]] {
+    return;
+  }
+  uint64_t nobody = 0;
+  if (!first_thread_.compare_exchange_strong(nobody, me, std::memory_order_relaxed)) {
+    slack_.store(kSlack, std::memory_order_relaxed);
+  }
 }
 
 LeaseTable::LeaseTable(ObjectOps ops, ScopeTree& scopes)
@@ -232,7 +259,7 @@ void LeaseTable::enter_scope(Shard& shard, uint32_t index, ScopeId wanted) {
     node = &scopes_.place(wanted);  // never closes, so its bits do not matter
   }
   auto& slot = shard.at(index);
-  auto& first = node->first[shard.number];
+  auto& first = first_of(shard, *node);
   slot.scope = static_cast<uint64_t>(wanted);
   slot.scope_prev = kNone;
   slot.scope_next = first == 0 ? kNone : first - 1;
@@ -240,6 +267,12 @@ void LeaseTable::enter_scope(Shard& shard, uint32_t index, ScopeId wanted) {
     shard.at(slot.scope_next).scope_prev = index;
   }
   first = index + 1;  // 0 is the empty list, so that a fresh node needs no set-up
+}
+
+// All threads use the process scope, so its list heads lie apart, in the shards.
+uint32_t& LeaseTable::first_of(Shard& shard, ScopeNode& node) {
+  const bool process = node.id.load(std::memory_order_relaxed) == 0;
+  return process ? shard.first_in_process : node.first[shard.number];
 }
 
 void LeaseTable::leave_scope(Shard& shard, uint32_t index) {
@@ -250,7 +283,7 @@ void LeaseTable::leave_scope(Shard& shard, uint32_t index) {
   if (slot.scope_prev != kNone) {
     shard.at(slot.scope_prev).scope_next = slot.scope_next;
   } else {
-    scopes_.place(ScopeId{slot.scope}).first[shard.number] =
+    first_of(shard, scopes_.place(ScopeId{slot.scope})) =
         slot.scope_next == kNone ? 0 : slot.scope_next + 1;
   }
 }
@@ -276,16 +309,17 @@ void LeaseTable::count(Shard& shard, const Slot& slot, const Sharing& shared, in
   const auto kind = static_cast<size_t>(kind_of(OwnerId{slot.owner}));
   const auto bytes = static_cast<int64_t>(slot.bytes) * sign;
   if (!shared.same_kind) {
-    kinds_[kind].add(bytes);
+    add(shard, kind, bytes);
   }
   if (shared.other == nullptr) {
-    all_.add(bytes);
+    add(shard, kAll, bytes);
   }
   shard.leases[kind] += static_cast<uint32_t>(sign);
 }
 
 LeaseKey LeaseTable::take(void* object, uint64_t bytes, uint16_t device, OwnerId owner,
                           ScopeId scope) {
+  notice_thread();
   auto& shard = shard_of(object);
   const auto now = coarse_nanoseconds();
   LeaseKey key;
@@ -401,10 +435,10 @@ void LeaseTable::set_bytes(void* object, uint64_t bytes) {
     const auto delta = static_cast<int64_t>(bytes) - static_cast<int64_t>(slot.bytes);
     auto& kind_seen = seen.at(static_cast<size_t>(kind_of(OwnerId{slot.owner})));
     if (!kind_seen) {
-      kinds_[static_cast<size_t>(kind_of(OwnerId{slot.owner}))].add(delta);
+      add(shard, static_cast<size_t>(kind_of(OwnerId{slot.owner})), delta);
     }
     if (!any) {
-      all_.add(delta);
+      add(shard, kAll, delta);
     }
     kind_seen = any = true;
     slot.bytes = bytes;
@@ -461,20 +495,30 @@ std::vector<LeaseRow> LeaseTable::empty_scope(ScopeNode& node, OnClose on_close)
   return rows;
 }
 
-KindTotals LeaseTable::read_totals() const {
-  KindTotals out;
-  out.all = all_.read();
+// REQUIRES: all locks.
+KindTotals LeaseTable::read_totals() {
+  std::array<Totals, kOwnerKinds + 1> read;
+  for (size_t i = 0; i < counters_.size(); ++i) {
+    int64_t unpublished = 0;
+    for (size_t j = 0; j < kShards; ++j) {
+      unpublished += std::exchange(shards_[j].unpublished[i], 0);
+    }
+    counters_[i].publish(unpublished);
+    read[i].bytes = static_cast<uint64_t>(counters_[i].bytes.load(std::memory_order_relaxed));
+    read[i].peak = static_cast<uint64_t>(counters_[i].peak.load(std::memory_order_relaxed));
+  }
+  KindTotals out{.all = read[kAll], .by_kind = {}};
   for (size_t kind = 0; kind < kOwnerKinds; ++kind) {
-    out.by_kind[kind] = kinds_[kind].read();
-    for (size_t i = 0; i < kShards; ++i) {
-      out.by_kind[kind].leases += shards_[i].leases[kind];
+    out.by_kind[kind] = read[kind];
+    for (size_t j = 0; j < kShards; ++j) {
+      out.by_kind[kind].leases += shards_[j].leases[kind];
     }
     out.all.leases += out.by_kind[kind].leases;
   }
   return out;
 }
 
-KindTotals LeaseTable::totals() const {
+KindTotals LeaseTable::totals() {
   AllLocked locked(*this);
   return read_totals();
 }
@@ -482,14 +526,13 @@ KindTotals LeaseTable::totals() const {
 KindTotals LeaseTable::start_interval() {
   AllLocked locked(*this);
   auto out = read_totals();
-  all_.peak.store(all_.bytes.load(std::memory_order_relaxed), std::memory_order_relaxed);
-  for (auto& kind : kinds_) {
-    kind.peak.store(kind.bytes.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  for (auto& counter : counters_) {
+    counter.peak.store(counter.bytes.load(std::memory_order_relaxed), std::memory_order_relaxed);
   }
   return out;
 }
 
-std::vector<LeaseRow> LeaseTable::rows() const {
+std::vector<LeaseRow> LeaseTable::rows() {
   // Room is made, and its pages are touched, before anyone has to wait.
   std::vector<LeaseRow> out(totals().all.leases * 9 / 8 + 64);
   out.clear();

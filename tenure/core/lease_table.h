@@ -37,7 +37,9 @@ struct LeaseRow {
 struct Totals {
   uint64_t bytes = 0;
   uint64_t leases = 0;
-  uint64_t peak = 0;  // most bytes since the interval began
+  // Most bytes since the interval began: exact as long as one thread takes leases, to within 1 MiB
+  // once several do. See Note [Peaks].
+  uint64_t peak = 0;
 };
 
 struct KindTotals {
@@ -71,7 +73,7 @@ class LeaseTable {
   // The object's memory went or came back while leases hold it.
   void set_bytes(void* object, uint64_t bytes);
 
-  // Leases on one object.
+  // Leases on one object, newest first.
   std::vector<LeaseRow> rows_of(void* object) const;
 
   // Ends or moves the leases of a scope between ScopeTree::begin_close and end_close. Returns them
@@ -79,8 +81,8 @@ class LeaseTable {
   std::vector<LeaseRow> empty_scope(ScopeNode& node, OnClose on_close);
 
   // A consistent cut: as if all threads had stopped between two calls.
-  KindTotals totals() const;
-  std::vector<LeaseRow> rows() const;
+  KindTotals totals();
+  std::vector<LeaseRow> rows();
   // Starts peaks anew and returns the totals, with the peaks of the interval that ended.
   KindTotals start_interval();
 
@@ -91,24 +93,28 @@ class LeaseTable {
   struct Counter {
     alignas(64) std::atomic<int64_t> bytes{0};
     std::atomic<int64_t> peak{0};
-    void add(int64_t delta);
-    Totals read() const;
+    void publish(int64_t delta);
   };
+  static constexpr size_t kAll = kOwnerKinds;  // the counter of everything, after those of kinds
   class AllLocked;
 
   Shard& shard_of(const void* object) const;
   Slot* find(Shard& shard, LeaseKey key) const;
   void enter_scope(Shard& shard, uint32_t index, ScopeId wanted);
+  static uint32_t& first_of(Shard& shard, ScopeNode& node);
   void leave_scope(Shard& shard, uint32_t index);
   static Sharing sharing(Shard& shard, const void* object, OwnerKind kind);
   void count(Shard& shard, const Slot& slot, const Sharing& shared, int sign);
+  void add(Shard& shard, size_t counter, int64_t delta);
+  void notice_thread();
   void* end(Shard& shard, uint32_t index);
-  KindTotals read_totals() const;
+  KindTotals read_totals();
 
   const ObjectOps ops_;
   ScopeTree& scopes_;
-  Counter all_;
-  std::array<Counter, kOwnerKinds> kinds_;
+  std::array<Counter, kOwnerKinds + 1> counters_;
+  alignas(64) std::atomic<uint64_t> first_thread_{0};
+  std::atomic<int64_t> slack_{0};
   std::unique_ptr<Shard[]> shards_;
 };
 

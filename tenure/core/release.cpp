@@ -17,6 +17,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/COW.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <dlfcn.h>
 
 #include <atomic>
@@ -133,6 +134,29 @@ at::Tensor bytes_of(const c10::Storage& storage, int64_t offset, int64_t bytes) 
   return view;
 }
 
+// What we copy is no op of the user's program: dispatch modes and transforms do not see it.
+constexpr c10::DispatchKeySet kModes{
+    c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+    c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+    c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::Functionalize};
+
+// New memory for the storage, with the bytes of `content` in it, if that is given.
+c10::DataPtr new_data(c10::StorageImpl& storage, const at::Tensor* content) {
+  const c10::DeviceGuard guard(storage.device());
+  auto data = storage.allocator()->allocate(storage.nbytes());
+  if (content == nullptr || storage.nbytes() == 0) {
+    return data;
+  }
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(kModes);
+  const auto source = content->detach().resolve_conj().resolve_neg().contiguous();
+  const auto bytes = static_cast<int64_t>(source.nbytes());
+  const auto offset = source.storage_offset() * static_cast<int64_t>(source.element_size());
+  c10::Storage fresh(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(data));
+  bytes_of(fresh, 0, bytes).copy_(bytes_of(source.storage(), offset, bytes));
+  return fresh.set_data_ptr(c10::DataPtr(nullptr, storage.device()));
+}
+
 void refill(const at::Tensor& tensor, const at::Tensor* content) {
   const auto& storage = storage_of(tensor, "refilled");
   auto& impl = *storage.unsafeGetStorageImpl();
@@ -153,8 +177,7 @@ void refill(const at::Tensor& tensor, const at::Tensor* content) {
                               ", and the content must cover all of it"));
     }
   }
-  const c10::DeviceGuard guard(storage.device());
-  auto data = impl.allocator()->allocate(impl.nbytes());
+  auto data = new_data(impl, content);
   {
     auto& released = table();
     std::lock_guard lock(released.mutex);
@@ -166,18 +189,12 @@ void refill(const at::Tensor& tensor, const at::Tensor* content) {
   }
   ledger().leases().set_bytes(&impl, impl.nbytes());
   record(EventType::storage_refilled, impl, impl.nbytes());
-  if (content != nullptr && content->nbytes() != 0) {
-    const at::NoGradGuard no_grad;
-    const auto source = content->detach().contiguous();
-    const auto bytes = static_cast<int64_t>(source.nbytes());
-    const auto offset = source.storage_offset() * static_cast<int64_t>(source.element_size());
-    bytes_of(storage, 0, bytes).copy_(bytes_of(source.storage(), offset, bytes));
-  }
 }
 
 }  // namespace
 
 void release_storage(const at::Tensor& tensor, const Releaser& by, const Fence& fence) {
+  check_name(by.name, "name of the releaser");
   const auto& storage = storage_of(tensor, "released");
   auto& impl = *storage.unsafeGetStorageImpl();
   const StorageRef ref(storage);

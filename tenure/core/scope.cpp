@@ -174,6 +174,12 @@ Scope::Scope(std::string_view name, int64_t count, OnClose on_close)
   carry_on();
 }
 
+void Scope::leave() {
+  open_ = false;
+  here.top = outer_;
+  carry_on();
+}
+
 ScopeReport Scope::close() {
   if (!open_) {
     throw ScopeError("this scope is closed already: close it once, or let its destructor do it");
@@ -185,10 +191,16 @@ ScopeReport Scope::close() {
   }
   const auto ending =
       std::uncaught_exceptions() > exceptions_ ? Ending::exception : Ending::normal;
-  auto report = close_scope(id_, ending);
-  open_ = false;
-  here.top = outer_;
-  carry_on();
+  ScopeReport report;
+  try {
+    report = close_scope(id_, ending);
+  } catch (...) {
+    if (!ledger().scopes().is_open(id_)) {
+      leave();  // it closed, and a subscriber of the clock threw
+    }
+    throw;
+  }
+  leave();
   if (!report.empty() && report.on_close == OnClose::raise) {
     throw ScopeError(report.text());
   }
@@ -205,7 +217,7 @@ Scope::~Scope() {
     if (!report.empty() && report.on_close == OnClose::report && !unwinding) {
       std::fprintf(stderr, "tenure: %s\n", report.text().c_str());
     }
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     std::fprintf(stderr, "tenure: %s\n", error.what());
   }
 }

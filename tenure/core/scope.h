@@ -48,10 +48,12 @@ class Scope {
   ScopeId id() const { return id_; }
   // Throws ScopeError, changing nothing, when it is closed already, is not the innermost scope of
   // this thread, or belongs to another thread; and, once closed, if on_close is raise and leases
-  // were left.
+  // were left. What a subscriber of the clock throws passes through, once closed.
   ScopeReport close();
 
  private:
+  void leave();
+
   ScopeId id_;
   ScopeId outer_;
   uint32_t process_;

@@ -23,8 +23,10 @@
 // the other's. Each thread has its own current device and streams; backward runs on a thread of the
 // device, on the streams of the forward.
 //
-// Threading: every function may be called from any thread. Random numbers come from the CPU
-// generator. There is no fork handling: use it in the process that called install().
+// What it cannot do: convolutions, autocast, torch.load onto the device, random generators of its
+// own (the CPU's is used), life in a forked child.
+//
+// Threading: every function may be called from any thread.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -44,7 +46,7 @@ inline constexpr c10::DeviceType kDeviceType = c10::DeviceType::PrivateUse1;
 inline constexpr c10::DeviceIndex kDeviceCount = 2;
 inline constexpr unsigned char kPoison = 0xFB;
 
-// Registers the device with torch in this process; later calls do nothing.
+// Registers the device with torch, for the life of the process; later calls do nothing.
 void install();
 
 // Back to the state after install(): nothing queued or held, in order, default memory policy, cache

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -160,8 +160,12 @@ class _Rank:
         self.stack = b"".join(parts).decode(errors="replace")
 
     def end(self) -> None:
-        """Kills the rank's process group, whatever is left of it, and reaps the rank."""
+        """Ends the rank's process group, whatever is left of it, and reaps the rank."""
+        members = _pidfds_of_group(self.process.pid)
         os.killpg(self.process.pid, signal.SIGKILL)
+        for pidfd in members:  # a signal is sent before it is obeyed
+            select.select([pidfd], [], [], GRACE_S)
+            os.close(pidfd)
         self.code = self.process.wait()
         os.close(self.pidfd)
         os.close(self.stack_pipe)
@@ -175,6 +179,16 @@ class _Rank:
             where = self.stack or f"(no Python stack: it did not answer {STACK_SIGNAL.name})\n"
             return f"---- rank {self.number}: hung, killed ----\n{text}{where}"
         return f"---- rank {self.number}: {_ending(self.code)} ----\n{text}"
+
+
+def _pidfds_of_group(group: int) -> list[int]:
+    pidfds = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(ProcessLookupError, FileNotFoundError):  # it ended while we looked
+            _, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(pgrp) == group:
+                pidfds.append(os.pidfd_open(int(stat.parent.name)))
+    return pidfds
 
 
 def _ending(code: int | None) -> str:

@@ -36,15 +36,18 @@ def fail_on_one(rank: int, world_size: int) -> None:
     print(f"hello from {rank} of {world_size}")
     if rank == 1:
         raise ValueError(f"boom on {rank}")
-    dist.recv(torch.zeros(1), src=1)
+    sit_here_for_ever()
 
 
-def test_exception_is_shown_by_rank() -> None:
+def test_exception_is_shown_by_rank_without_waiting_for_the_others() -> None:
+    start = time.monotonic()
     with pytest.raises(AssertionError) as failure:
-        run_ranks(fail_on_one, 2)
+        run_ranks(fail_on_one, 2, timeout=300)
+    assert time.monotonic() - start < 60
     text = str(failure.value)
     assert "rank 1: exit code 1" in text.splitlines()[0]
     of_0, of_1 = text.split("---- rank 1:")
+    assert "---- rank 0: hung, killed" in of_0
     assert "hello from 0 of 2" in of_0
     assert "hello from 1 of 2" in of_1
     assert "ValueError: boom on 1" in of_1

@@ -378,6 +378,12 @@ def test_an_owner_that_is_no_owner_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("unchanged")
+def test_a_scope_that_is_no_scope_is_refused() -> None:
+    with pytest.raises(tenure.InputError, match="needs a tenure.Scope and got str"):
+        tenure.hold(torch.zeros(4), "test", scope="step")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("unchanged")
 def test_a_closed_scope_is_refused() -> None:
     with tenure.scope("closed") as closed:
         pass
