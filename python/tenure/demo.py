@@ -30,7 +30,7 @@ from tenure.scopes import scope
 BATCH = 16
 CONTEXT = 64
 
-_TOLERANCE = 0.005
+_TOLERANCE = 0.01
 """Growth of the highest RSS that is not a leak: malloc keeps and returns pages as it likes."""
 _ENOUGH = 20
 """Steps below which nothing can be said of growth: allocators and caches still settle."""

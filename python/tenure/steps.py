@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Callable
+from typing import Any
+
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from tenure import _C
 from tenure._C import Subscription
 
-__all__ = ["Subscription", "on_step", "step", "steps"]
+__all__ = ["Subscription", "follow_optimizers", "on_step", "step", "steps"]
 
 _USER = 1 << 32  # announcers are told apart by number; names of scopes lie below
+_numbers = itertools.count(_USER + 1)
+_optimizers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
 
 def step() -> None:
@@ -34,5 +42,21 @@ def steps() -> int:
 
 
 def on_step(fn: Callable[[int], None]) -> Subscription:
-    """Calls `fn` with the number of each step that ends, until the subscription is ended or gone."""
+    """Calls `fn` with the number of each step that ends, until the subscription ends or goes."""
     return _C.on_step(fn)
+
+
+def follow_optimizers() -> RemovableHandle:
+    """Counts the steps of optimizers, for programs that announce none themselves.
+
+    The first optimizer to step leads: others that step with it count with it. Once a step is
+    announced by :func:`step` or by a scope named ``step``, optimizers are not counted any more.
+
+    Returns:
+        A handle whose ``remove()`` ends it and leaves no hook behind.
+    """
+
+    def count(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        _C.tick_implicit(_optimizers.setdefault(optimizer, next(_numbers)))
+
+    return register_optimizer_step_post_hook(count)
