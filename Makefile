@@ -32,9 +32,8 @@ build/%/build.ninja: $(STAMP)
 	cmake --preset $* --fresh
 
 build: build/dev/build.ninja ## compile, and put the result where `import tenure` finds it
-	@flock build/dev cmake --build build/dev -j $(JOBS)
-	@rm -rf python/tenure/include
-	@cmake --install build/dev --prefix python/tenure >/dev/null
+	@flock build/dev sh -ec 'cmake --build build/dev -j $(JOBS); rm -rf python/tenure/include; \
+	  cmake --install build/dev --prefix python/tenure >/dev/null'
 
 run: build ## a small real training job on this machine, ending in the ledger's table
 	@$(BIN)/tenure demo

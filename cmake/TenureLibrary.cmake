@@ -17,10 +17,6 @@ foreach(library IN LISTS TENURE_OPTIONAL_LIBRARIES)
   target_link_libraries(tenure PRIVATE $<BUILD_INTERFACE:${library}>)
 endforeach()
 target_link_options(tenure PRIVATE LINKER:--as-needed LINKER:--no-undefined)
-if(TENURE_SANITIZE)
-  # The sanitizers' runtime is in the program, or preloaded into it.
-  target_link_options(tenure PRIVATE LINKER:-z,undefs)
-endif()
 tenure_precompile(tenure <ATen/core/Tensor.h> <c10/core/StorageImpl.h>)
 set_source_files_properties(${TENURE_TORCH_FREE} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 

@@ -113,6 +113,12 @@ void bind_scopes(py::module_& m) {
         return tenure::close_scope(ScopeId{id}, ending);
       },
       py::arg("id"), py::arg("exception"), py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "tell_clock",
+      [](const std::string& name, std::optional<int64_t> count) {
+        tenure::tell_clock({tenure::intern(name), count});
+      },
+      py::arg("name"), py::arg("count"), py::call_guard<py::gil_scoped_release>());
   m.def("scope_changed", &tenure::language_scope_changed);
   m.def("current_scope", [] { return static_cast<uint64_t>(tenure::current_scope()); });
   m.def(

@@ -96,21 +96,16 @@ class Scope:
                 f"'{_C.scope_path(_current.get())}' is: close scopes where they were opened and in "
                 "reverse order, as `with` blocks do"
             )
-        try:
-            self.report = _C.close_scope(self.id, exception)
-        finally:
-            if not self.is_open:  # also where a subscriber of the clock raised once it was closed
-                self._leave()
+        self.report = _C.close_scope(self.id, exception)
+        _current.set(self._outer)
+        _C.scope_changed()
+        if self._name == "step":
+            _C.tell_clock(self._name, self._count)
         if self.report.raises:
             raise ScopeError(str(self.report))
         if self.report and not self.report.released and not exception:
             warnings.warn(str(self.report), ScopeWarning, stacklevel=stacklevel)
         return self.report
-
-    def _leave(self) -> None:
-        if _current.get() == self._id:
-            _current.set(self._outer)
-            _C.scope_changed()
 
     def __enter__(self) -> Self:
         """Opens it."""

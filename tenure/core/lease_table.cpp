@@ -3,6 +3,7 @@
 #include <tenure/core/lock.h>
 #include <tenure/core/ticks.h>
 
+#include <algorithm>
 #include <bit>
 #include <mutex>
 #include <utility>
@@ -508,12 +509,14 @@ KindTotals LeaseTable::read_totals() {
     read[i].peak = static_cast<uint64_t>(counters_[i].peak.load(std::memory_order_relaxed));
   }
   KindTotals out{.all = read[kAll], .by_kind = {}};
-  for (size_t kind = 0; kind < kOwnerKinds; ++kind) {
-    out.by_kind[kind] = read[kind];
-    for (size_t j = 0; j < kShards; ++j) {
+  std::copy_n(read.begin(), kOwnerKinds, out.by_kind.begin());
+  // Shards outside, kinds inside: the other way round GCC 12 and 13 at -O3 load `leases` with
+  // movdqa, though it lies at 4 modulo 16.
+  for (size_t j = 0; j < kShards; ++j) {
+    for (size_t kind = 0; kind < kOwnerKinds; ++kind) {
       out.by_kind[kind].leases += shards_[j].leases[kind];
+      out.all.leases += shards_[j].leases[kind];
     }
-    out.all.leases += out.by_kind[kind].leases;
   }
   return out;
 }

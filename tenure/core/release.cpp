@@ -73,10 +73,11 @@ bool mapped(const c10::DataPtr& data) {
 
 // Why the storage's memory is not its own to free; empty if it is.
 std::string why_not_releasable(c10::StorageImpl& storage) {
-  if (c10::impl::cow::is_cow_data_ptr(storage.data_ptr())) {
+  const auto& data = storage._mutable_data_ptr_no_checks();  // another thread may release it now
+  if (c10::impl::cow::is_cow_data_ptr(data)) {
     return "it is copy-on-write and another tensor may share its data: clone() it first";
   }
-  if (mapped(storage.data_ptr())) {
+  if (mapped(data)) {
     return "its memory is shared with other processes or mapped from a file: clone() it first";
   }
   if (storage.allocator() == nullptr) {
@@ -246,6 +247,16 @@ bool is_released(const c10::Storage& storage) {
   }
   std::lock_guard lock(released.mutex);
   return released.records.contains(storage.unsafeGetStorageImpl());
+}
+
+bool never_had_data(const c10::Storage& storage) {
+  auto* impl = storage.unsafeGetStorageImpl();
+  if (impl->_mutable_data_ptr_no_checks().get() != nullptr || impl->nbytes() == 0) {
+    return false;
+  }
+  auto& released = table();
+  std::lock_guard lock(released.mutex);  // under which data and record change together
+  return impl->_mutable_data_ptr_no_checks().get() == nullptr && !released.records.contains(impl);
 }
 
 void require_data(const c10::Storage& storage) {

@@ -44,6 +44,9 @@ void refill_storage(const at::Tensor& tensor, const at::Tensor& content);
 bool is_released(const c10::Storage& storage);
 // The text that a reader gets; nothing for a storage that has its data.
 std::optional<std::string> released_text(const c10::Storage& storage);
+// Whether it has a size and yet no data, other than because it was released: what wrapper
+// subclasses (DTensor), functional tensors and zero tensors have for a storage.
+bool never_had_data(const c10::Storage& storage);
 // Throws UseAfterRelease with that text.
 void require_data(const c10::Storage& storage);
 

@@ -95,17 +95,6 @@ void record(EventType type, ScopeId id, const ScopeLabel& label) {
   }
 }
 
-// A scope named `step` is the clock's: its end is the step's.
-void tell_clock(const ScopeLabel& label) {
-  static const NameId step = intern("step");
-  if (label.name != step) {
-    return;
-  }
-  const bool numbered = label.count && *label.count >= 0;
-  clock().tick(Clock::Source::explicitly, static_cast<uint64_t>(step),
-               numbered ? std::optional(static_cast<uint64_t>(*label.count)) : std::nullopt);
-}
-
 ScopeLabel checked_label(std::string_view name, std::optional<int64_t> count) {
   check_name(name, "scope name");
   return {intern(name), count};
@@ -149,36 +138,37 @@ ScopeReport close_scope(ScopeId id, Ending ending) {
   const auto label = node.label;
   book.scopes().end_close(node, id);
   record(EventType::scope_closed, id, label);
-  tell_clock(label);
   if (rows.empty()) {
     return {};
   }
   return summarise(label_text(label), on_close, rows);
 }
 
-Scope::Scope(std::string_view name, OnClose on_close)
-    : id_(open_scope(checked_label(name, std::nullopt), on_close)),
+void tell_clock(const ScopeLabel& label) {
+  static const NameId step = intern("step");
+  if (label.name != step) {
+    return;
+  }
+  const bool numbered = label.count && *label.count >= 0;
+  clock().tick(Clock::Source::explicitly, static_cast<uint64_t>(step),
+               numbered ? std::optional(static_cast<uint64_t>(*label.count)) : std::nullopt);
+}
+
+Scope::Scope(ScopeLabel label, OnClose on_close)
+    : label_(label),
+      id_(open_scope(label, on_close)),
       outer_(here.top),
       process_(fork_generation()),
       exceptions_(std::uncaught_exceptions()) {
   here.top = id_;
   carry_on();
 }
+
+Scope::Scope(std::string_view name, OnClose on_close)
+    : Scope(checked_label(name, std::nullopt), on_close) {}
 
 Scope::Scope(std::string_view name, int64_t count, OnClose on_close)
-    : id_(open_scope(checked_label(name, count), on_close)),
-      outer_(here.top),
-      process_(fork_generation()),
-      exceptions_(std::uncaught_exceptions()) {
-  here.top = id_;
-  carry_on();
-}
-
-void Scope::leave() {
-  open_ = false;
-  here.top = outer_;
-  carry_on();
-}
+    : Scope(checked_label(name, count), on_close) {}
 
 ScopeReport Scope::close() {
   if (!open_) {
@@ -191,16 +181,11 @@ ScopeReport Scope::close() {
   }
   const auto ending =
       std::uncaught_exceptions() > exceptions_ ? Ending::exception : Ending::normal;
-  ScopeReport report;
-  try {
-    report = close_scope(id_, ending);
-  } catch (...) {
-    if (!ledger().scopes().is_open(id_)) {
-      leave();  // it closed, and a subscriber of the clock threw
-    }
-    throw;
-  }
-  leave();
+  auto report = close_scope(id_, ending);
+  open_ = false;
+  here.top = outer_;
+  carry_on();
+  tell_clock(label_);
   if (!report.empty() && report.on_close == OnClose::raise) {
     throw ScopeError(report.text());
   }

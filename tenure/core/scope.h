@@ -52,8 +52,9 @@ class Scope {
   ScopeReport close();
 
  private:
-  void leave();
+  Scope(ScopeLabel label, OnClose on_close);
 
+  ScopeLabel label_;
   ScopeId id_;
   ScopeId outer_;
   uint32_t process_;
@@ -71,6 +72,9 @@ ScopeId open_scope(ScopeLabel label, OnClose on_close);
 // the scope ends because of one: OnClose::raise then releases, so that a failed step keeps nothing.
 enum class Ending : uint8_t { normal, exception };
 ScopeReport close_scope(ScopeId id, Ending ending);
+// A scope named `step` is the clock's: its end is the step's. Called after close_scope, once the
+// enclosing scope is current again, because subscribers take leases and may throw.
+void tell_clock(const ScopeLabel& label);
 
 // How a language runtime says which scope is current on a thread of its own. All three must be
 // callable without its global lock. Whoever changes `current` calls language_scope_changed(), or

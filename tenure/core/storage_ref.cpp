@@ -43,13 +43,11 @@ std::string why_no_storage(const at::Tensor& tensor) {
   if (!tensor.has_storage()) {
     return "it has no storage of its own (a wrapper or an opaque layout): use the tensor inside it";
   }
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  const auto* storage = tensor.storage().unsafeGetStorageImpl();
   if (storage->sym_nbytes().is_heap_allocated()) {
     return "its size is symbolic: it is being traced and has no data";
   }
-  // Wrapper subclasses (DTensor), functional tensors and zero tensors have a size and no data.
-  const bool no_data = storage->_mutable_data_ptr_no_checks().get() == nullptr &&
-                       storage->nbytes() != 0 && !is_released(tensor.storage());
+  const bool no_data = never_had_data(tensor.storage());
   if (tensor.key_set().has(c10::DispatchKey::Python) && (no_data || storage->device().is_meta())) {
     return "it is a tensor subclass without data of its own: use the tensor inside it";
   }
