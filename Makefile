@@ -29,7 +29,8 @@ $(STAMP): FORCE
 	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' scripts/setup
 
 build/%/build.ninja: $(STAMP)
-	cmake --preset $* --fresh
+	@rm -f build/$*/CMakeCache.txt # not --fresh, which would throw away the objects too
+	cmake --preset $*
 
 build: build/dev/build.ninja ## compile, and put the result where `import tenure` finds it
 	@flock build/dev sh -ec 'cmake --build build/dev -j $(JOBS); rm -rf python/tenure/include; \

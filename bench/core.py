@@ -30,22 +30,38 @@ class Line(NamedTuple):
 LINES = [
     Line("event append", "event_append", "floor_cycle_counter", 40),
     Line("event append, nobody reads", "event_append_off", "floor_cycle_counter"),
-    Line("lease take + release", "lease_take_release/threads:1", "floor_mutex_hash_pair/threads:1",
-         150),
-    Line("… in the current scope", "lease_take_release_in_scope",
-         "floor_mutex_hash_pair/threads:1", 150),
-    Line("… among a million leases", "lease_take_release_among_a_million",
-         "floor_mutex_hash_pair/threads:1"),
-    Line("… with events recorded", "lease_take_release_recorded",
-         "floor_mutex_hash_pair/threads:1"),
-    Line("… 2 threads, each pair", "lease_take_release/threads:2",
-         "floor_mutex_hash_pair/threads:2"),
-    Line("… 4 threads, each pair", "lease_take_release/threads:4",
-         "floor_mutex_hash_pair/threads:4"),
-    Line("scope enter + exit", "scope_enter_exit/threads:1", "floor_mutex_hash_pair/threads:1",
-         300),
-    Line("… with a counter", "scope_enter_exit_with_counter", "floor_mutex_hash_pair/threads:1",
-         300),
+    Line(
+        "lease take + release",
+        "lease_take_release/threads:1",
+        "floor_mutex_hash_pair/threads:1",
+        150,
+    ),
+    Line(
+        "… in the current scope",
+        "lease_take_release_in_scope",
+        "floor_mutex_hash_pair/threads:1",
+        150,
+    ),
+    Line(
+        "… among a million leases",
+        "lease_take_release_among_a_million",
+        "floor_mutex_hash_pair/threads:1",
+    ),
+    Line(
+        "… with events recorded", "lease_take_release_recorded", "floor_mutex_hash_pair/threads:1"
+    ),
+    Line(
+        "… 2 threads, each pair", "lease_take_release/threads:2", "floor_mutex_hash_pair/threads:2"
+    ),
+    Line(
+        "… 4 threads, each pair", "lease_take_release/threads:4", "floor_mutex_hash_pair/threads:4"
+    ),
+    Line(
+        "scope enter + exit", "scope_enter_exit/threads:1", "floor_mutex_hash_pair/threads:1", 300
+    ),
+    Line(
+        "… with a counter", "scope_enter_exit_with_counter", "floor_mutex_hash_pair/threads:1", 300
+    ),
     Line("snapshot of 1e6 leases", "snapshot_of_a_million", "floor_copy_of_a_million_rows", 300e6),
     Line("totals", "totals", "floor_mutex_hash_pair/threads:1"),
 ]
@@ -78,7 +94,9 @@ def medians(repetitions: int, min_time: float) -> dict[str, float]:
     found = {}
     for run in json.loads(output)["benchmarks"]:
         if run.get("aggregate_name") == "median":
-            parts = [p for p in run["run_name"].split("/") if p[:10] not in {"real_time", "iterations"}]
+            parts = [
+                p for p in run["run_name"].split("/") if p[:10] not in {"real_time", "iterations"}
+            ]
             found["/".join(parts)] = run["real_time"] * _UNITS[run["time_unit"]]
     return found
 
@@ -103,7 +121,10 @@ def main() -> None:
         floor_name = FLOORS.get(line.floor, line.floor.removeprefix("floor_"))
         table.add(
             [line.name, f"{ns:,.1f}", f"{ns / floor:.2f}", floor_name, bar, verdict],
-            arm=line.arm, ns=ns, ratio=ns / floor, bar_ns=line.bar_ns,
+            arm=line.arm,
+            ns=ns,
+            ratio=ns / floor,
+            bar_ns=line.bar_ns,
         )
     table.show()
 

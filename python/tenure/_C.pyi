@@ -168,7 +168,7 @@ class Lease(LeaseInfo):
         """Whether it still keeps the storage alive."""
 
     def release(self, after: Fence | None = None) -> None:
-        """Lets the storage go, now or when the fence is ready. Raises LeaseError the second time."""
+        """Lets the storage go, now or when the fence is ready. LeaseError the second time."""
 
     def transfer(self, scope: object) -> None:
         """Moves it to another open scope; None is the process."""

@@ -26,59 +26,60 @@ int64_t some_size(std::mt19937& random) {
   return sizes[random() % sizes.size()];
 }
 
-struct Reuse {
-  size_t data = 0;      // how often a data pointer was one seen before
-  size_t storages = 0;  // how often a StorageImpl's address was
-};
-
 // Allocates and frees, a few tensors being alive at any time, and calls `see` with each new one.
 template <class See>
-Reuse churn(size_t rounds, See see) {
+void churn(size_t rounds, See see) {
   std::mt19937 random(0);
   std::vector<at::Tensor> alive(16);
-  std::unordered_set<const void*> data;
-  std::unordered_set<const void*> storages;
-  Reuse reuse;
   for (size_t i = 0; i < rounds; ++i) {
     auto& place = alive[random() % alive.size()];
     place = at::Tensor();
     place = tensor_of(some_size(random));
-    reuse.data += data.insert(place.const_data_ptr()).second ? 0 : 1;
-    reuse.storages += storages.insert(place.storage().unsafeGetStorageImpl()).second ? 0 : 1;
     see(place);
   }
-  return reuse;
 }
 
 constexpr size_t kRounds = 1'000'000;
 
+// ASan gives no address out again for a long time: there is then nothing to be confused by.
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kAddressesComeBack = false;
+#else
+constexpr bool kAddressesComeBack = true;
+#endif
+
 // What makes the next test one: left alone, the allocator gives out both kinds of address again.
 TEST(AddressReuse, TheAllocatorUsesAddressesAgain) {
-  const auto reuse = churn(kRounds / 10, [](const at::Tensor&) {});
-  EXPECT_GT(reuse.data, kRounds / 10 * 9 / 10);
-  EXPECT_GT(reuse.storages, kRounds / 10 * 9 / 10);
+  std::unordered_set<const void*> data;
+  std::unordered_set<const void*> storages;
+  churn(100'000, [&](const at::Tensor& tensor) {
+    data.insert(tensor.const_data_ptr());
+    storages.insert(tensor.storage().unsafeGetStorageImpl());
+  });
+  EXPECT_EQ(data.size() < 10'000, kAddressesComeBack);
+  EXPECT_EQ(storages.size() < 10'000, kAddressesComeBack);
 }
 
 TEST(AddressReuse, NoRefEverEqualsThatOfAnotherStorage) {
   std::unordered_set<StorageRef> all;
-  std::vector<StorageRef> window;  // compared one by one, besides what the hash finds
+  std::unordered_set<const void*> data;
+  all.reserve(kRounds);
+  std::vector<StorageRef> window(16);  // compared one by one, besides what the hash finds
   size_t equal = 0;
-  const auto reuse = churn(kRounds, [&](const at::Tensor& tensor) {
+  churn(kRounds, [&](const at::Tensor& tensor) {
     const StorageRef ref(tensor);
     for (const auto& other : window) {
       equal += other == ref ? 1 : 0;
     }
-    if (window.size() < 16) {
-      window.push_back(ref);
-    } else {
-      window[all.size() % window.size()] = ref;
-    }
+    window[all.size() % window.size()] = ref;
     all.insert(ref);
+    data.insert(tensor.const_data_ptr());
   });
   EXPECT_EQ(equal, 0);
   EXPECT_EQ(all.size(), kRounds);
-  EXPECT_GT(reuse.data, kRounds / 2) << "data pointers were hardly used again: this tested little";
-  EXPECT_EQ(reuse.storages, 0);
+  // Many small blocks are taken by the million StorageImpls that the refs keep; the others come
+  // back as data.
+  EXPECT_TRUE(kRounds - data.size() > kRounds / 10 || !kAddressesComeBack) << data.size();
 }
 
 // A map by address is what TRL's activation offloading had, and it took new storages for old ones.
@@ -94,7 +95,7 @@ TEST(AddressReuse, AMapByRefDoesNotFindOldEntriesForNewStorages) {
     by_address.emplace(tensor.const_data_ptr(), by_address.size());
   });
   EXPECT_EQ(found_by_ref, 0);
-  EXPECT_GT(found_by_address, 1000);
+  EXPECT_EQ(found_by_address > 1000, kAddressesComeBack);
 }
 
 TEST(StorageRef, AliasesAreOneStorage) {

@@ -6,9 +6,9 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-from probes import current_scope
 
 import tenure
+from probes import current_scope
 
 
 @pytest.fixture(autouse=True)

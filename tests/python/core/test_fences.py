@@ -93,7 +93,9 @@ class TestLeases:
         """Memory goes at the next scope's end, without anyone asking the ledger."""
         side = fake.new_stream()
         fake.hold(side)
-        tenure.hold(torch.zeros(256, device="fake"), "copy").release(after=tenure.Fence.record(side))
+        tenure.hold(torch.zeros(256, device="fake"), "copy").release(
+            after=tenure.Fence.record(side)
+        )
         fake.release(side)
         with tenure.scope("step", 1):
             pass

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from probes import current_scope, needs_real_frees, resident_bytes
 
 import tenure
+from probes import current_scope, needs_real_frees, resident_bytes
 
 MIB = 1 << 20
 

@@ -6,10 +6,10 @@ Each program must end with exit code 0 and print nothing to stderr.
 from __future__ import annotations
 
 import torch
-from probes import assert_ends_well
 from torch.utils.data import DataLoader, Dataset
 
 import tenure
+from probes import assert_ends_well
 
 PREAMBLE = """
 import atexit, os, sys, threading
@@ -195,11 +195,11 @@ class Batches(Dataset[torch.Tensor]):
 
 
 def test_data_loader_workers_forked_inside_a_scope() -> None:
-    with tenure.scope("epoch", 1, on_close="raise"):
-        with tenure.hold(torch.zeros(256), "parent") as lease:
-            loader = DataLoader(
-                Batches(), batch_size=2, num_workers=2, multiprocessing_context="fork"
-            )
-            sums = [batch.sum().item() for batch in loader]
-            assert sums == [4, 20, 36, 52]
-            assert (tenure.ledger().leases, lease.scope) == (1, "epoch 1")
+    with (
+        tenure.scope("epoch", 1, on_close="raise"),
+        tenure.hold(torch.zeros(256), "parent") as lease,
+    ):
+        loader = DataLoader(Batches(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+        sums = [batch.sum().item() for batch in loader]
+        assert sums == [4, 20, 36, 52]
+        assert (tenure.ledger().leases, lease.scope) == (1, "epoch 1")

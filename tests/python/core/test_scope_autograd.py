@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from probes import current_scope
 from torch.utils.checkpoint import checkpoint
 
 import tenure
+from probes import current_scope
 
 
 class See(torch.autograd.Function):

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import torch
-from probes import current_scope
 
 import tenure
+from probes import current_scope
 
 
 async def take_turns(*tasks: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]) -> None:

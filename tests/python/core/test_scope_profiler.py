@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from probes import current_scope
 from torch.profiler import ProfilerActivity, profile
 
 import tenure
+from probes import current_scope
 
 # s, t: open a scope; S, T: close it. p: start the profiler; P: stop it.
 ORDERS = ["psSP", "psPS", "spPS", "spSP", "pstTSP", "spPtpPTS", "pPspPS", "sSpPsS", "psSPpsSP"]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from probes import current_scope
 
 import tenure
+from probes import current_scope
 
 
 def hold(elements: int = 256) -> tenure.Lease:
@@ -230,12 +230,16 @@ def test_a_lease_that_was_transferred_out_is_not_left() -> None:
 
 
 def test_inner_scopes_report_to_the_next_one_out() -> None:
-    with tenure.scope("epoch", on_close="release") as epoch:
-        with pytest.warns(tenure.ScopeWarning), tenure.scope("step"):
-            hold_for_good = [hold()]
-            with pytest.warns(tenure.ScopeWarning), tenure.scope("microbatch"):
-                hold_for_good.append(hold())
-            assert hold_for_good[1].scope == "epoch / step"
+    kept: list[tenure.Lease] = []
+    with (
+        tenure.scope("epoch", on_close="release") as epoch,
+        pytest.warns(tenure.ScopeWarning),
+        tenure.scope("step"),
+    ):
+        kept.append(hold())
+        with pytest.warns(tenure.ScopeWarning), tenure.scope("microbatch"):
+            kept.append(hold())
+        assert kept[1].scope == "epoch / step"
     assert epoch.report.leases == 2
 
 

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from probes import assert_ends_well, current_scope
 
 import tenure
+from probes import assert_ends_well, current_scope
 
 
 @pytest.fixture(autouse=True)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from probes import needs_real_frees, resident_bytes
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tenure
+from probes import needs_real_frees, resident_bytes
 
 MIB = 1 << 20
 
@@ -297,7 +297,7 @@ def test_refill_in_inference_mode() -> None:
 
 
 class Refuse(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         raise AssertionError(f"{func} was dispatched")
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 import torch
-from probes import needs_real_frees, resident_bytes
 
 import tenure
+from probes import needs_real_frees, resident_bytes
 
 STEPS = 1000
 WARM_UP = 200
@@ -100,13 +101,16 @@ class Result:
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result() -> Iterator[Result]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on layers this small more threads only wait for each other
     training = Training()
     training.run(range(WARM_UP))
     before = resident_bytes()
     training.run(range(WARM_UP, WARM_UP + STEPS))
     ledger = tenure.ledger()
-    return Result(training, ledger.leases, ledger.bytes, resident_bytes() - before)
+    yield Result(training, ledger.leases, ledger.bytes, resident_bytes() - before)
+    torch.set_num_threads(threads)
 
 
 def test_it_failed_everywhere_it_could(result: Result) -> None:

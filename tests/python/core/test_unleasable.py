@@ -1,4 +1,4 @@
-"""Tensors without a storage of their own: every call refuses them, says why, and changes nothing."""
+"""Tensors without a storage of their own: each call refuses them, says why, and changes nothing."""
 
 from __future__ import annotations
 
