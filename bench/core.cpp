@@ -238,5 +238,3 @@ BENCHMARK(totals)->UseRealTime();
 
 }  // namespace
 }  // namespace tenure
-
-

@@ -18,8 +18,9 @@ void bind_clock(py::module_& m) {
       [](uint64_t who) { return tenure::clock().tick(Clock::Source::implicit, who); },
       py::arg("who"));
 
-  py::class_<Clock::Subscription>(m, "Subscription")
-      .def("end", [](Clock::Subscription& self) { self = Clock::Subscription(); });
+  py::class_<Clock::Subscription>(m, "Subscription").def("end", [](Clock::Subscription& self) {
+    self = Clock::Subscription();
+  });
   m.def(
       "on_step",
       [](py::function fn) {

@@ -1,8 +1,7 @@
 // C++ errors arrive as the classes of tenure/errors.py, which Python owns so that they can have
 // several bases and documentation.
-#include <tenure/core/error.h>
-
 #include "bindings.h"
+#include <tenure/core/error.h>
 
 namespace py = pybind11;
 

@@ -1,3 +1,4 @@
+#include "bindings.h"
 #include <tenure/core/error.h>
 #include <tenure/core/hold.h>
 #include <tenure/core/ledger.h>
@@ -7,8 +8,6 @@
 #include <tenure/core/ticks.h>
 
 #include <pybind11/stl.h>
-
-#include "bindings.h"
 
 namespace py = pybind11;
 using tenure::Lease;
@@ -30,10 +29,9 @@ template <class Class, class Get>
 void bind_row(Class& c, Get get) {
   using Self = typename Class::type;
   c.def_property_readonly("nbytes", [get](const Self& self) { return get(self).bytes; })
-      .def_property_readonly("kind",
-                             [get](const Self& self) {
-                               return tenure::kind_name(tenure::kind_of(get(self).owner));
-                             })
+      .def_property_readonly(
+          "kind",
+          [get](const Self& self) { return tenure::kind_name(tenure::kind_of(get(self).owner)); })
       .def_property_readonly(
           "owner", [get](const Self& self) { return tenure::owner_of(get(self).owner).name; })
       .def_property_readonly(
@@ -55,8 +53,9 @@ Lease hold(const at::Tensor& tensor, const std::string& kind, const std::string&
     return tenure::hold(tensor, owner);
   }
   if (!tenure::ledger().scopes().is_open(ScopeId{*scope})) {
-    throw tenure::ScopeError("a tensor cannot be held in a scope that is not open: hold it inside "
-                             "the scope's `with` block");
+    throw tenure::ScopeError(
+        "a tensor cannot be held in a scope that is not open: hold it inside "
+        "the scope's `with` block");
   }
   return tenure::hold(tensor, owner, ScopeId{*scope});
 }

@@ -1,4 +1,6 @@
 #include <tenure/core/ledger.h>
+
+#include "bindings.h"
 #include <tenure/core/owner.h>
 #include <tenure/core/storage_ref.h>
 
@@ -8,8 +10,6 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
-
-#include "bindings.h"
 
 namespace py = pybind11;
 using tenure::ScopeId;
@@ -113,8 +113,8 @@ void bind_ledger(py::module_& m) {
       .def("by_scope", &by_path, NoGil())
       .def("bytes_once", &Snapshot::bytes_once, NoGil());
 
-  m.def("snapshot", [] { return std::make_shared<Snapshot>(tenure::ledger().snapshot()); },
-        NoGil());
+  m.def(
+      "snapshot", [] { return std::make_shared<Snapshot>(tenure::ledger().snapshot()); }, NoGil());
   m.def("totals", [] { return tenure::ledger().totals(); }, NoGil());
   m.def("start_interval", [] { return tenure::ledger().start_interval(); }, NoGil());
   m.def(

@@ -1,6 +1,5 @@
-#include <tenure/core/storage_ref.h>
-
 #include "bindings.h"
+#include <tenure/core/storage_ref.h>
 
 PYBIND11_MODULE(_C, m) {
   pybind11::module_::import("torch");

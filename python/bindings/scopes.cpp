@@ -1,3 +1,4 @@
+#include "bindings.h"
 #include <tenure/core/error.h>
 #include <tenure/core/fork.h>
 #include <tenure/core/ledger.h>
@@ -6,8 +7,6 @@
 #include <tenure/core/text.h>
 
 #include <pybind11/stl.h>
-
-#include "bindings.h"
 
 namespace py = pybind11;
 using tenure::OnClose;
@@ -137,10 +136,9 @@ void bind_scopes(py::module_& m) {
                              [](const tenure::ScopeReport& self) {
                                return !self.empty() && self.on_close == OnClose::raise;
                              })
-      .def_property_readonly("released",
-                             [](const tenure::ScopeReport& self) {
-                               return self.on_close == OnClose::release;
-                             })
+      .def_property_readonly(
+          "released",
+          [](const tenure::ScopeReport& self) { return self.on_close == OnClose::release; })
       .def_property_readonly("owners",
                              [](const tenure::ScopeReport& self) {
                                std::vector<std::string> out;

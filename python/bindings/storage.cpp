@@ -1,3 +1,4 @@
+#include "bindings.h"
 #include <tenure/core/explain.h>
 #include <tenure/core/fence.h>
 #include <tenure/core/ledger.h>
@@ -5,8 +6,6 @@
 #include <tenure/core/storage_ref.h>
 
 #include <pybind11/stl.h>
-
-#include "bindings.h"
 
 namespace py = pybind11;
 using tenure::Explanation;
@@ -40,7 +39,8 @@ void bind_fence(py::module_& m) {
       .def_static(
           "record", [](c10::Device device) { return Fence::record(device); }, py::arg("device"))
       .def("ready", &Fence::ready, NoGil())
-      .def("wait", [](const Fence& self) { self.wait(); }, NoGil())
+      .def(
+          "wait", [](const Fence& self) { self.wait(); }, NoGil())
       .def(
           "wait", [](const Fence& self, const c10::Stream& stream) { self.wait(stream); },
           py::arg("stream"), NoGil());

@@ -1,4 +1,5 @@
 #include <tenure/core/clock.h>
+
 #include <tenure/core/events.h>
 #include <tenure/core/fork.h>
 #include <tenure/core/ticks.h>

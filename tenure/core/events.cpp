@@ -1,5 +1,6 @@
-#include <tenure/core/error.h>
 #include <tenure/core/events.h>
+
+#include <tenure/core/error.h>
 #include <tenure/core/fast_tls.h>
 #include <tenure/core/fork.h>
 

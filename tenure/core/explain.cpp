@@ -1,4 +1,5 @@
 #include <tenure/core/explain.h>
+
 #include <tenure/core/ledger.h>
 #include <tenure/core/part.h>
 #include <tenure/core/release.h>
@@ -35,8 +36,8 @@ Explanation explain(const at::Tensor& tensor) {
 
 std::string Explanation::text() const {
   auto out = tenure::text(storage.text(), ": ", count_text(references, "reference"));
-  out += tenure::text(", ", leases.size(), " by Tenure, ", others(),
-                      " by tensors and other code\n");
+  out +=
+      tenure::text(", ", leases.size(), " by Tenure, ", others(), " by tensors and other code\n");
   const auto now = coarse_nanoseconds();
   for (const auto& lease : leases) {
     std::array<char, 32> age{};

@@ -1,5 +1,6 @@
-#include <tenure/core/error.h>
 #include <tenure/core/hold.h>
+
+#include <tenure/core/error.h>
 #include <tenure/core/ledger.h>
 #include <tenure/core/release.h>
 #include <tenure/core/scope.h>
@@ -29,8 +30,8 @@ c10::Storage Lease::storage() const {
   if (object == nullptr) {
     throw LeaseError("this lease was released and holds no storage: hold the tensor again");
   }
-  return c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim(
-      static_cast<c10::StorageImpl*>(object)));
+  return c10::Storage(
+      c10::intrusive_ptr<c10::StorageImpl>::reclaim(static_cast<c10::StorageImpl*>(object)));
 }
 
 }  // namespace tenure

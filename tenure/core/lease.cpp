@@ -1,6 +1,7 @@
+#include <tenure/core/lease.h>
+
 #include <tenure/core/error.h>
 #include <tenure/core/fork.h>
-#include <tenure/core/lease.h>
 #include <tenure/core/ledger.h>
 #include <tenure/core/text.h>
 
@@ -42,8 +43,9 @@ void Lease::release(Fence fence) {
 void Lease::transfer(ScopeId scope) {
   auto& book = ledger();
   if (!book.scopes().is_open(scope)) {
-    throw ScopeError("a lease cannot be transferred to a scope that is not open: transfer it while "
-                     "the scope is, or to the process scope");
+    throw ScopeError(
+        "a lease cannot be transferred to a scope that is not open: transfer it while "
+        "the scope is, or to the process scope");
   }
   if (key_.generation == 0 || inherited() || !book.leases().move(key_, scope)) {
     throw LeaseError("this lease was released and cannot be transferred: hold the tensor again");

@@ -1,5 +1,6 @@
-#include <tenure/core/events.h>
 #include <tenure/core/lease_table.h>
+
+#include <tenure/core/events.h>
 #include <tenure/core/lock.h>
 #include <tenure/core/ticks.h>
 
@@ -174,7 +175,7 @@ class LeaseTable::AllLocked {
 // Once more than one thread takes leases, a shard therefore keeps changes of up to kSlack bytes to
 // itself. Bytes stay exact, for a reader adds up under all locks; a peak may be off by what 64
 // shards keep back, 1 MiB. As long as one thread takes leases nothing is kept back.
-constexpr int64_t kSlack = 16 * 1024;
+constexpr int64_t kSlack = int64_t{16} * 1024;
 
 void LeaseTable::Counter::publish(int64_t delta) {
   if (delta == 0) {

@@ -1,5 +1,6 @@
-#include <tenure/core/fork.h>
 #include <tenure/core/ledger.h>
+
+#include <tenure/core/fork.h>
 #include <tenure/core/ticks.h>
 
 #include <algorithm>

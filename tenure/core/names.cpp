@@ -1,6 +1,7 @@
+#include <tenure/core/names.h>
+
 #include <tenure/core/error.h>
 #include <tenure/core/fork.h>
-#include <tenure/core/names.h>
 #include <tenure/core/text.h>
 
 #include <deque>

@@ -1,7 +1,8 @@
+#include <tenure/core/owner.h>
+
 #include <tenure/core/error.h>
 #include <tenure/core/fork.h>
 #include <tenure/core/names.h>
-#include <tenure/core/owner.h>
 #include <tenure/core/text.h>
 
 #include <array>
@@ -72,7 +73,8 @@ OwnerId intern_owner(OwnerKind kind, std::string_view name, std::string_view sit
   check_name(name, "owner name");
   const auto name_id = intern(name);
   const auto site_id = intern(fitting_site(site));
-  const auto key = (uint64_t{static_cast<uint32_t>(name_id)} << 32) | static_cast<uint32_t>(site_id);
+  const auto key =
+      (uint64_t{static_cast<uint32_t>(name_id)} << 32) | static_cast<uint32_t>(site_id);
   auto& owners = table();
   std::lock_guard lock(owners.mutex);
   auto [found, is_new] = owners.ids.at(static_cast<size_t>(kind))
@@ -80,7 +82,8 @@ OwnerId intern_owner(OwnerKind kind, std::string_view name, std::string_view sit
   if (is_new) {
     if (owners.entries.size() > kIndexMask) {
       owners.ids.at(static_cast<size_t>(kind)).erase(found);
-      throw InputError(text("more than ", kIndexMask, " different owners: owners are kept forever, ",
+      throw InputError(text("more than ", kIndexMask,
+                            " different owners: owners are kept forever, ",
                             "so put what changes every step into a scope's counter instead"));
     }
     owners.entries.push_back({name_id, site_id});

@@ -1,7 +1,8 @@
+#include <tenure/core/part.h>
+
 #include <tenure/core/error.h>
 #include <tenure/core/fork.h>
 #include <tenure/core/names.h>
-#include <tenure/core/part.h>
 #include <tenure/core/text.h>
 
 #include <algorithm>
@@ -29,7 +30,8 @@ PartRegistration register_part(Part part) {
   auto kept = std::make_shared<const Part>(std::move(part));
   auto& known = registry();
   std::lock_guard lock(known.mutex);
-  if (std::ranges::any_of(known.parts, [&](const auto& other) { return other->name == kept->name; })) {
+  if (std::ranges::any_of(known.parts,
+                          [&](const auto& other) { return other->name == kept->name; })) {
     throw InputError(text("a part named '", kept->name, "' is registered already"));
   }
   known.parts.push_back(kept);
@@ -58,7 +60,8 @@ std::vector<std::shared_ptr<const Part>> parts() {
 
 std::shared_ptr<const Part> part_named(std::string_view name) {
   const auto all = parts();
-  const auto found = std::ranges::find_if(all, [&](const auto& part) { return part->name == name; });
+  const auto found =
+      std::ranges::find_if(all, [&](const auto& part) { return part->name == name; });
   return found == all.end() ? nullptr : *found;
 }
 

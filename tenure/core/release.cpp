@@ -1,10 +1,11 @@
+#include <tenure/core/release.h>
+
 #include <tenure/core/error.h>
 #include <tenure/core/events.h>
 #include <tenure/core/fork.h>
 #include <tenure/core/hold.h>
 #include <tenure/core/ledger.h>
 #include <tenure/core/names.h>
-#include <tenure/core/release.h>
 #include <tenure/core/scope.h>
 #include <tenure/core/storage_ref.h>
 #include <tenure/core/text.h>
@@ -18,6 +19,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/COW.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+
 #include <dlfcn.h>
 
 #include <atomic>
@@ -43,7 +45,7 @@ struct ReleasedTable {
   ReleasedTable() { protect_across_fork(mutex); }
 
   // REQUIRES: mutex.
-  void add(StorageRef storage, std::string text) {
+  void add(const StorageRef& storage, std::string text) {
     if (records.size() >= sweep_at) {
       std::erase_if(records, [](const auto& entry) { return !entry.second.storage.alive(); });
       sweep_at = std::max<size_t>(64, records.size() * 2);
@@ -99,8 +101,8 @@ std::string release_text(const StorageRef& ref, c10::StorageImpl& storage, const
     who = text("owned by ", owner_text(leases.back().owner));
   }
   const auto where = by.site.empty() ? std::string() : text(" at ", by.site);
-  return text("UseAfterRelease: ", ref.text(), ", ", who, ", was released by '", by.name, "'", where,
-              " in scope '", book.scopes().path(current_scope()),
+  return text("UseAfterRelease: ", ref.text(), ", ", who, ", was released by '", by.name, "'",
+              where, " in scope '", book.scopes().path(current_scope()),
               "': refill it before this read, or release it after its last reader");
 }
 
@@ -122,8 +124,8 @@ void free_after(c10::DataPtr data, size_t bytes, c10::Allocator* allocator, cons
     return;
   }
   const auto device = data.device();
-  auto rest = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), allocator, true);
+  auto rest = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                    std::move(data), allocator, true);
   const auto owner = intern_owner(OwnerKind::workspace, by.name, by.site);
   Lease(rest.release(), bytes, device_tag(device), owner, ScopeId::process).release(fence);
 }
@@ -136,10 +138,10 @@ at::Tensor bytes_of(const c10::Storage& storage, int64_t offset, int64_t bytes) 
 }
 
 // What we copy is no op of the user's program: dispatch modes and transforms do not see it.
-constexpr c10::DispatchKeySet kModes{
-    c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
-    c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
-    c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::Functionalize};
+constexpr c10::DispatchKeySet kModes{c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+                                     c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                     c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+                                     c10::DispatchKey::Functionalize};
 
 // New memory for the storage, with the bytes of `content` in it, if that is given.
 c10::DataPtr new_data(c10::StorageImpl& storage, const at::Tensor* content) {
@@ -163,8 +165,9 @@ void refill(const at::Tensor& tensor, const at::Tensor* content) {
   auto& impl = *storage.unsafeGetStorageImpl();
   const StorageRef ref(storage);
   if (!is_released(storage)) {
-    throw ReleaseError(text(ref.text(), " was not released and cannot be refilled: release it first, "
-                                        "or write to it with copy_()"));
+    throw ReleaseError(text(ref.text(),
+                            " was not released and cannot be refilled: release it first, "
+                            "or write to it with copy_()"));
   }
   if (content != nullptr) {
     require_data(storage_of(*content, "used to refill a storage"));
@@ -260,8 +263,8 @@ bool never_had_data(const c10::Storage& storage) {
 }
 
 void require_data(const c10::Storage& storage) {
-  if (auto why = released_text(storage)) {
-    throw UseAfterRelease(std::move(*why));
+  if (const auto why = released_text(storage)) {
+    throw UseAfterRelease(*why);
   }
 }
 

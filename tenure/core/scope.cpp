@@ -1,10 +1,11 @@
+#include <tenure/core/scope.h>
+
 #include <tenure/core/clock.h>
 #include <tenure/core/error.h>
 #include <tenure/core/events.h>
 #include <tenure/core/fast_tls.h>
 #include <tenure/core/fork.h>
 #include <tenure/core/ledger.h>
-#include <tenure/core/scope.h>
 #include <tenure/core/text.h>
 #include <tenure/core/ticks.h>
 
@@ -179,8 +180,7 @@ ScopeReport Scope::close() {
     here.top = ScopeId::process;
     return {};
   }
-  const auto ending =
-      std::uncaught_exceptions() > exceptions_ ? Ending::exception : Ending::normal;
+  const auto ending = std::uncaught_exceptions() > exceptions_ ? Ending::exception : Ending::normal;
   auto report = close_scope(id_, ending);
   open_ = false;
   here.top = outer_;

@@ -48,7 +48,8 @@ void below_profiler(Change change) {
       profiler = ThreadLocalDebugInfo::_pop(kind);
     }
     change();
-  } catch (const c10::Error&) {  // what was to be popped is not on top
+    // NOLINTNEXTLINE(bugprone-empty-catch): what was to be popped is not on top, see above
+  } catch (const c10::Error&) {
   }
   if (profiler) {
     ThreadLocalDebugInfo::_push(kind, std::move(profiler));
@@ -98,7 +99,7 @@ std::optional<CarriedScope> carried(bool& waiting) {
 }
 
 constexpr ScopeCarrier kCarrier{carry, carried};
-[[maybe_unused]] const bool installed = (install(&kCarrier), true);
+[[maybe_unused]] const bool kInstalled = (install(&kCarrier), true);
 
 }  // namespace
 }  // namespace tenure

@@ -1,6 +1,7 @@
+#include <tenure/core/scope_tree.h>
+
 #include <tenure/core/error.h>
 #include <tenure/core/fast_tls.h>
-#include <tenure/core/scope_tree.h>
 #include <tenure/core/text.h>
 
 namespace tenure {
@@ -12,7 +13,9 @@ ScopeId make_id(uint64_t serial, uint32_t depth, uint32_t place) {
   return ScopeId{(serial << 24) | (uint64_t{depth} << 16) | place};
 }
 
-uint32_t place_of(ScopeId id) { return static_cast<uint32_t>(static_cast<uint64_t>(id) & kPlaceMask); }
+uint32_t place_of(ScopeId id) {
+  return static_cast<uint32_t>(static_cast<uint64_t>(id) & kPlaceMask);
+}
 
 }  // namespace
 

@@ -1,7 +1,8 @@
+#include <tenure/core/storage_ref.h>
+
 #include <tenure/core/error.h>
 #include <tenure/core/ledger.h>
 #include <tenure/core/release.h>
-#include <tenure/core/storage_ref.h>
 #include <tenure/core/text.h>
 
 #include <ATen/core/Tensor.h>
@@ -93,7 +94,8 @@ std::string StorageRef::text() const {
   if (!alive()) {
     return tenure::text("storage ", address(), " (dead)");
   }
-  return tenure::text("storage ", address(), " (", bytes_text(nbytes()), " on ", device_.str(), ")");
+  return tenure::text("storage ", address(), " (", bytes_text(nbytes()), " on ", device_.str(),
+                      ")");
 }
 
 uint16_t device_tag(c10::Device device) {

@@ -12,17 +12,17 @@ struct Reading {
 };
 
 // Taken when the library is loaded, so that by the time anyone asks the base line is long.
-const Reading start;
+const Reading kStart;
 
 double ticks_per_second() {
   constexpr std::chrono::milliseconds shortest{2};
   Reading now;
-  while (now.time - start.time < shortest) {
+  while (now.time - kStart.time < shortest) {
     std::this_thread::yield();
     now = Reading();
   }
-  const std::chrono::duration<double> elapsed = now.time - start.time;
-  return static_cast<double>(now.count - start.count) / elapsed.count();
+  const std::chrono::duration<double> elapsed = now.time - kStart.time;
+  return static_cast<double>(now.count - kStart.count) / elapsed.count();
 }
 
 }  // namespace

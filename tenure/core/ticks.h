@@ -1,9 +1,8 @@
-// Clocks that cost little. Ticks are the cycle counter's (7 ns where steady_clock takes 33), which on
-// the machines we run on is constant-rate and synchronised between cores.
+// Clocks that cost little. Ticks are the cycle counter's (7 ns where steady_clock takes 33), which
+// on the machines we run on is constant-rate and synchronised between cores.
 #pragma once
 
 #include <cstdint>
-
 #include <ctime>
 
 #if defined(__x86_64__)
@@ -34,8 +33,8 @@ inline uint64_t coarse_nanoseconds() {
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
-// Seconds between two readings of ticks(). The rate is measured against steady_clock from the first call of
-// any function here, so early answers are a little less precise than late ones.
+// Seconds between two readings of ticks(). The rate is measured against steady_clock from the first
+// call of any function here, so early answers are a little less precise than late ones.
 double seconds_between(uint64_t earlier, uint64_t later);
 
 }  // namespace tenure

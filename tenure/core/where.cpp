@@ -1,5 +1,6 @@
-#include <tenure/core/fast_tls.h>
 #include <tenure/core/where.h>
+
+#include <tenure/core/fast_tls.h>
 
 namespace tenure {
 

@@ -1,17 +1,18 @@
-#include <tenure/core/events.h>
 #include <tenure/core/lease.h>
+
+#include "objects.h"
+#include <tenure/core/events.h>
 #include <tenure/core/ledger.h>
 #include <tenure/core/scope.h>
 
 #include <gtest/gtest.h>
+
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <random>
 #include <thread>
 #include <vector>
-
-#include "objects.h"
 
 namespace tenure {
 namespace {
