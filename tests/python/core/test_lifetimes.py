@@ -5,6 +5,10 @@ Each program must end with exit code 0 and print nothing to stderr.
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
+import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -96,6 +100,17 @@ del array
 """)
 
 
+@pytest.mark.parametrize("tensor", ["torch.zeros(4)", "torch.from_numpy(np.ones(4))"])
+def test_a_lease_in_a_static_object_of_cpp(tensor: str) -> None:
+    """It is destroyed after the interpreter, which numpy's memory would need to be freed."""
+    module = importlib.util.find_spec("tenure_static_lease")
+    ends_well(f"""
+sys.path.append({str(Path(module.origin).parent)!r})
+import tenure_static_lease
+tenure_static_lease.keep({tensor})
+""")
+
+
 def test_a_child_forked_inside_a_scope() -> None:
     output = ends_well("""
 with tenure.scope("step", 3, on_close="raise") as step:
@@ -105,8 +120,11 @@ with tenure.scope("step", 3, on_close="raise") as step:
     if child == 0:
         ok = (tenure.ledger().leases, tenure.ledger().bytes) == (0, 0)
         ok &= not lease.held and tensor.sum().item() == 256
-        with tenure.hold(tensor, "child") as own:
+        with tenure.hold(tensor, "child") as own:  # in the table, where the parent's was in its
             ok &= own.scope == "process" and tenure.ledger().bytes == 1024
+            ok &= not lease.held
+            del lease
+            ok &= own.held
         with tenure.scope("own", on_close="raise"):
             with tenure.hold(tensor, "child") as own:
                 ok &= own.scope == "own"
