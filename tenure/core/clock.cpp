@@ -4,10 +4,16 @@
 #include <tenure/core/fork.h>
 #include <tenure/core/ticks.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
 namespace tenure {
+namespace {
+
+constexpr uint64_t kMostAtOnce = 16;
+
+}  // namespace
 
 Clock::Clock() {
   protect_across_fork(mutex_);
@@ -27,14 +33,26 @@ uint64_t Clock::now() const {
   return now_;
 }
 
+// Note [Who leads]
+// Announcers of one step are echoes of each other, so only one of them is counted. A leader that
+// fell silent (a loop that ended) gives way to whoever comes twice without it. An optimizer that is
+// made anew at every step comes once and never again: after a run of newcomers longer than any
+// list of optimizers that one meets, each newcomer leads, until one of them comes again.
 // REQUIRES: mutex_.
 bool Clock::leads(Source source, uint64_t who) {
   if (source < source_) {
     return false;
   }
   const bool first = !leader_ || source > source_;
-  // A leader that fell silent (an optimizer that was replaced) gives way to whoever goes on.
-  if (first || *leader_ == who || ++since_leader_[who] == 2) {
+  const bool again = leader_ == who;
+  newcomers_ = who > newest_ ? newcomers_ + 1 : 0;
+  newest_ = std::max(newest_, who);
+  if (newcomers_ > kMostAtOnce) {
+    replaced_each_step_ = true;
+  } else if (again) {
+    replaced_each_step_ = false;
+  }
+  if (first || again || ++since_leader_[who] == 2 || (newcomers_ > 0 && replaced_each_step_)) {
     source_ = source;
     leader_ = who;
     since_leader_.clear();

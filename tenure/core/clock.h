@@ -21,8 +21,9 @@ class Clock {
   // Steps that have ended. While step n runs, now() == n if the loop counts from 0.
   uint64_t now() const;
 
-  // Step `number`, or the next one, has ended. `who` tells announcers apart: the first one leads,
-  // and others' ticks are echoes of the same step, unless they come twice without the leader.
+  // Step `number`, or the next one, has ended. `who` tells announcers apart, newer ones by higher
+  // numbers: the first one leads, and others' ticks are echoes of the same step, unless they come
+  // twice without the leader or are made anew at every step. See Note [Who leads].
   // Subscribers run on this thread before it returns; all of them run, and the first exception that
   // one throws is thrown then. True if the tick counted.
   bool tick(Source source, uint64_t who, std::optional<uint64_t> number = {});
@@ -54,6 +55,9 @@ class Clock {
   Source source_ = Source::implicit;
   std::optional<uint64_t> leader_;
   std::map<uint64_t, int> since_leader_;  // ticks of others since the leader's last
+  uint64_t newest_ = 0;                   // the highest announcer so far
+  uint64_t newcomers_ = 0;                // never seen before, in a row
+  bool replaced_each_step_ = false;
   std::vector<std::shared_ptr<const std::function<void(uint64_t)>>> subscribers_;
 };
 

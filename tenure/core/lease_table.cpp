@@ -1,7 +1,7 @@
 #include <tenure/core/lease_table.h>
 
 #include <tenure/core/events.h>
-#include <tenure/core/lock.h>
+#include <tenure/core/lease_shard.h>
 #include <tenure/core/ticks.h>
 
 #include <algorithm>
@@ -12,14 +12,7 @@
 namespace tenure {
 namespace {
 
-constexpr uint32_t kNone = ~uint32_t{0};
-constexpr uint32_t kChunk = 1024;
 constexpr uint32_t kShardBits = std::countr_zero(kShards);
-
-// Fibonacci hashing: top bits choose the shard, the bits below them the bucket.
-uint64_t hash_of(const void* object) {
-  return (reinterpret_cast<uintptr_t>(object) >> 4) * 0x9E3779B97F4A7C15ULL;
-}
 
 void record(EventType type, const LeaseRow& row) {
   // A row is filled in only while events are on; one turned on in between has no storage yet.
@@ -35,120 +28,6 @@ void record(EventType type, const LeaseRow& row) {
 }
 
 }  // namespace
-
-// One lease. Linked into its scope's list for this shard, and into the chain of its hash bucket, in
-// which all leases on one object lie: that is how shared storage is recognised.
-struct LeaseTable::Slot {
-  void* object = nullptr;
-  uint64_t bytes : 48 = 0;
-  uint64_t device : 16 = 0;
-  uint64_t storage = 0;
-  uint64_t taken = 0;
-  uint64_t scope = 0;
-  uint32_t owner = 0;
-  uint32_t generation = 0;  // odd while live
-  uint32_t scope_next = kNone, scope_prev = kNone;
-  uint32_t chain_next = kNone, chain_prev = kNone;
-
-  bool live() const { return (generation & 1) != 0; }
-  LeaseRow row() const {
-    return {storage, bytes, taken, ScopeId{scope}, OwnerId{owner}, static_cast<uint16_t>(device)};
-  }
-};
-
-struct LeaseTable::Shard {
-  static_assert(sizeof(Slot) == 64);
-
-  alignas(64) mutable Lock mutex;
-  uint32_t number = 0;
-  uint32_t used = 0;  // slots ever handed out
-  uint32_t free = kNone;
-  uint32_t live = 0;
-  uint64_t next_storage = 1;
-  uint32_t first_in_process = 0;
-  std::array<uint32_t, kOwnerKinds> leases{};
-  std::array<int64_t, kOwnerKinds + 1> unpublished{};  // see Note [Peaks]
-  std::vector<std::unique_ptr<Slot[]>> chunks;
-  std::vector<uint32_t> buckets = std::vector<uint32_t>(16, kNone);
-
-  Slot& at(uint32_t index) const { return chunks[index / kChunk][index % kChunk]; }
-  uint32_t& bucket_of(const void* object) {
-    return buckets[(hash_of(object) >> 16) & (buckets.size() - 1)];
-  }
-
-  // Everything that can fail, before anything changes.
-  uint32_t allocate() {
-    if (live >= buckets.size()) {
-      grow_buckets();
-    }
-    if (free != kNone) {
-      const auto index = free;
-      free = at(index).chain_next;
-      return index;
-    }
-    if (used % kChunk == 0) {
-      chunks.push_back(std::make_unique<Slot[]>(kChunk));
-    }
-    return used++;
-  }
-
-  void grow_buckets() {
-    std::vector<uint32_t> wider(buckets.size() * 2, kNone);
-    buckets.swap(wider);
-    for (uint32_t head : wider) {
-      // From the end of the chain to its head, so that an object's leases keep their order.
-      uint32_t last = head;
-      while (last != kNone && at(last).chain_next != kNone) {
-        last = at(last).chain_next;
-      }
-      while (last != kNone) {
-        const auto before = at(last).chain_prev;
-        link_chain(last);
-        last = before;
-      }
-    }
-  }
-
-  void link_chain(uint32_t index) {
-    auto& slot = at(index);
-    auto& head = bucket_of(slot.object);
-    slot.chain_prev = kNone;
-    slot.chain_next = head;
-    if (head != kNone) {
-      at(head).chain_prev = index;
-    }
-    head = index;
-  }
-
-  void unlink_chain(uint32_t index) {
-    auto& slot = at(index);
-    if (slot.chain_next != kNone) {
-      at(slot.chain_next).chain_prev = slot.chain_prev;
-    }
-    (slot.chain_prev != kNone ? at(slot.chain_prev).chain_next : bucket_of(slot.object)) =
-        slot.chain_next;
-  }
-
-  // Calls fn(slot) for each lease on `object`, newest first, until it returns false.
-  template <class Fn>
-  void each_lease_on(const void* object, Fn&& fn) {
-    for (auto index = bucket_of(object); index != kNone; index = at(index).chain_next) {
-      auto& slot = at(index);
-      if (slot.object == object && !fn(slot)) {
-        return;
-      }
-    }
-  }
-
-  template <class Fn>
-  void each_live(Fn&& fn) const {
-    for (uint32_t index = 0; index < used; ++index) {
-      if (const auto& slot = at(index); slot.live()) {
-        fn(slot);
-      }
-    }
-  }
-};
 
 class LeaseTable::AllLocked {
  public:
@@ -191,7 +70,7 @@ void LeaseTable::Counter::publish(int64_t delta) {
 }
 
 // REQUIRES: the shard's lock.
-void LeaseTable::add(Shard& shard, size_t counter, int64_t delta) {
+void LeaseTable::add(LeaseShard& shard, size_t counter, int64_t delta) {
   auto& kept = shard.unpublished[counter];
   kept += delta;
   const auto slack = slack_.load(std::memory_order_relaxed);
@@ -214,7 +93,7 @@ void LeaseTable::notice_thread() {
 }
 
 LeaseTable::LeaseTable(ObjectOps ops, ScopeTree& scopes)
-    : ops_(ops), scopes_(scopes), shards_(std::make_unique<Shard[]>(kShards)) {
+    : ops_(ops), scopes_(scopes), shards_(std::make_unique<LeaseShard[]>(kShards)) {
   for (uint32_t i = 0; i < kShards; ++i) {
     shards_[i].number = i;
   }
@@ -222,15 +101,15 @@ LeaseTable::LeaseTable(ObjectOps ops, ScopeTree& scopes)
 
 LeaseTable::~LeaseTable() {
   for (size_t i = 0; i < kShards; ++i) {
-    shards_[i].each_live([&](const Slot& slot) { ops_.drop(slot.object); });
+    shards_[i].each_live([&](const LeaseSlot& slot) { ops_.drop(slot.object); });
   }
 }
 
-LeaseTable::Shard& LeaseTable::shard_of(const void* object) const {
-  return shards_[hash_of(object) >> (64 - kShardBits)];
+LeaseShard& LeaseTable::shard_of(const void* object) const {
+  return shards_[object_hash(object) >> (64 - kShardBits)];
 }
 
-LeaseTable::Slot* LeaseTable::find(Shard& shard, LeaseKey key) const {
+LeaseSlot* LeaseTable::find(LeaseShard& shard, LeaseKey key) const {
   if (key.generation == 0 || key.index >= shard.used) {
     return nullptr;
   }
@@ -245,7 +124,7 @@ LeaseTable::Slot* LeaseTable::find(Shard& shard, LeaseKey key) const {
 // sequentially consistent, so either the taker sees the scope closed, and goes to the process scope
 // instead, or the closer sees the bit, waits for the shard's lock, and finds the lease. No lease is
 // left behind in a closed scope, and neither side takes a lock that all takers share.
-void LeaseTable::enter_scope(Shard& shard, uint32_t index, ScopeId wanted) {
+void LeaseTable::enter_scope(LeaseShard& shard, uint32_t index, ScopeId wanted) {
   auto* node = scopes_.find(wanted);
   const auto bit = uint64_t{1} << shard.number;
   if (node != nullptr) {
@@ -263,42 +142,42 @@ void LeaseTable::enter_scope(Shard& shard, uint32_t index, ScopeId wanted) {
   auto& slot = shard.at(index);
   auto& first = first_of(shard, *node);
   slot.scope = static_cast<uint64_t>(wanted);
-  slot.scope_prev = kNone;
-  slot.scope_next = first == 0 ? kNone : first - 1;
-  if (slot.scope_next != kNone) {
+  slot.scope_prev = kNoSlot;
+  slot.scope_next = first == 0 ? kNoSlot : first - 1;
+  if (slot.scope_next != kNoSlot) {
     shard.at(slot.scope_next).scope_prev = index;
   }
   first = index + 1;  // 0 is the empty list, so that a fresh node needs no set-up
 }
 
 // All threads use the process scope, so its list heads lie apart, in the shards.
-uint32_t& LeaseTable::first_of(Shard& shard, ScopeNode& node) {
+uint32_t& LeaseTable::first_of(LeaseShard& shard, ScopeNode& node) {
   const bool process = node.id.load(std::memory_order_relaxed) == 0;
   return process ? shard.first_in_process : node.first[shard.number];
 }
 
-void LeaseTable::leave_scope(Shard& shard, uint32_t index) {
+void LeaseTable::leave_scope(LeaseShard& shard, uint32_t index) {
   auto& slot = shard.at(index);
-  if (slot.scope_next != kNone) {
+  if (slot.scope_next != kNoSlot) {
     shard.at(slot.scope_next).scope_prev = slot.scope_prev;
   }
-  if (slot.scope_prev != kNone) {
+  if (slot.scope_prev != kNoSlot) {
     shard.at(slot.scope_prev).scope_next = slot.scope_next;
   } else {
     first_of(shard, scopes_.place(ScopeId{slot.scope})) =
-        slot.scope_next == kNone ? 0 : slot.scope_next + 1;
+        slot.scope_next == kNoSlot ? 0 : slot.scope_next + 1;
   }
 }
 
 // How an object is held already, seen from a lease of some kind that is not in its chain.
 struct LeaseTable::Sharing {
-  const Slot* other = nullptr;  // any other lease on the object
+  const LeaseSlot* other = nullptr;  // any other lease on the object
   bool same_kind = false;       // whether one of them is of that kind
 };
 
-LeaseTable::Sharing LeaseTable::sharing(Shard& shard, const void* object, OwnerKind kind) {
+LeaseTable::Sharing LeaseTable::sharing(LeaseShard& shard, const void* object, OwnerKind kind) {
   Sharing out;
-  shard.each_lease_on(object, [&](const Slot& other) {
+  shard.each_lease_on(object, [&](const LeaseSlot& other) {
     out.other = &other;
     out.same_kind = kind_of(OwnerId{other.owner}) == kind;
     return !out.same_kind;
@@ -307,7 +186,7 @@ LeaseTable::Sharing LeaseTable::sharing(Shard& shard, const void* object, OwnerK
 }
 
 // Adds or takes away what a lease contributes beside the others on its object.
-void LeaseTable::count(Shard& shard, const Slot& slot, const Sharing& shared, int sign) {
+void LeaseTable::count(LeaseShard& shard, const LeaseSlot& slot, const Sharing& shared, int sign) {
   const auto kind = static_cast<size_t>(kind_of(OwnerId{slot.owner}));
   const auto bytes = static_cast<int64_t>(slot.bytes) * sign;
   if (!shared.same_kind) {
@@ -361,7 +240,7 @@ LeaseKey LeaseTable::take(void* object, uint64_t bytes, uint16_t device, OwnerId
 }
 
 // REQUIRES: the shard's lock; the caller drops the object after letting it go.
-void* LeaseTable::end(Shard& shard, uint32_t index) {
+void* LeaseTable::end(LeaseShard& shard, uint32_t index) {
   auto& slot = shard.at(index);
   leave_scope(shard, index);
   shard.unlink_chain(index);
@@ -433,7 +312,7 @@ void LeaseTable::set_bytes(void* object, uint64_t bytes) {
   std::lock_guard lock(shard.mutex);
   std::array<bool, kOwnerKinds> seen{};
   bool any = false;
-  shard.each_lease_on(object, [&](Slot& slot) {
+  shard.each_lease_on(object, [&](LeaseSlot& slot) {
     const auto delta = static_cast<int64_t>(bytes) - static_cast<int64_t>(slot.bytes);
     auto& kind_seen = seen.at(static_cast<size_t>(kind_of(OwnerId{slot.owner})));
     if (!kind_seen) {
@@ -452,7 +331,7 @@ std::vector<LeaseRow> LeaseTable::rows_of(void* object) const {
   auto& shard = shard_of(object);
   std::vector<LeaseRow> out;
   std::lock_guard lock(shard.mutex);
-  shard.each_lease_on(object, [&](const Slot& slot) {
+  shard.each_lease_on(object, [&](const LeaseSlot& slot) {
     out.push_back(slot.row());
     return true;
   });
@@ -542,7 +421,7 @@ std::vector<LeaseRow> LeaseTable::rows() {
   out.clear();
   AllLocked locked(*this);
   for (size_t i = 0; i < kShards; ++i) {
-    shards_[i].each_live([&](const Slot& slot) { out.push_back(slot.row()); });
+    shards_[i].each_live([&](const LeaseSlot& slot) { out.push_back(slot.row()); });
   }
   return out;
 }

@@ -16,6 +16,9 @@
 
 namespace tenure {
 
+struct LeaseShard;
+struct LeaseSlot;
+
 // Names one lease. Plain data; a key of a lease that has ended is recognised as such.
 struct LeaseKey {
   uint32_t index = 0;
@@ -87,8 +90,6 @@ class LeaseTable {
   KindTotals start_interval();
 
  private:
-  struct Slot;
-  struct Shard;
   struct Sharing;
   struct Counter {
     alignas(64) std::atomic<int64_t> bytes{0};
@@ -98,16 +99,16 @@ class LeaseTable {
   static constexpr size_t kAll = kOwnerKinds;  // the counter of everything, after those of kinds
   class AllLocked;
 
-  Shard& shard_of(const void* object) const;
-  Slot* find(Shard& shard, LeaseKey key) const;
-  void enter_scope(Shard& shard, uint32_t index, ScopeId wanted);
-  static uint32_t& first_of(Shard& shard, ScopeNode& node);
-  void leave_scope(Shard& shard, uint32_t index);
-  static Sharing sharing(Shard& shard, const void* object, OwnerKind kind);
-  void count(Shard& shard, const Slot& slot, const Sharing& shared, int sign);
-  void add(Shard& shard, size_t counter, int64_t delta);
+  LeaseShard& shard_of(const void* object) const;
+  LeaseSlot* find(LeaseShard& shard, LeaseKey key) const;
+  void enter_scope(LeaseShard& shard, uint32_t index, ScopeId wanted);
+  static uint32_t& first_of(LeaseShard& shard, ScopeNode& node);
+  void leave_scope(LeaseShard& shard, uint32_t index);
+  static Sharing sharing(LeaseShard& shard, const void* object, OwnerKind kind);
+  void count(LeaseShard& shard, const LeaseSlot& slot, const Sharing& shared, int sign);
+  void add(LeaseShard& shard, size_t counter, int64_t delta);
   void notice_thread();
-  void* end(Shard& shard, uint32_t index);
+  void* end(LeaseShard& shard, uint32_t index);
   KindTotals read_totals();
 
   const ObjectOps ops_;
@@ -115,7 +116,7 @@ class LeaseTable {
   std::array<Counter, kOwnerKinds + 1> counters_;
   alignas(64) std::atomic<uint64_t> first_thread_{0};
   std::atomic<int64_t> slack_{0};
-  std::unique_ptr<Shard[]> shards_;
+  std::unique_ptr<LeaseShard[]> shards_;
 };
 
 }  // namespace tenure

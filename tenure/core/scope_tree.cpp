@@ -7,14 +7,8 @@
 namespace tenure {
 namespace {
 
-constexpr uint64_t kPlaceMask = kMostOpenScopes - 1;
-
 ScopeId make_id(uint64_t serial, uint32_t depth, uint32_t place) {
   return ScopeId{(serial << 24) | (uint64_t{depth} << 16) | place};
-}
-
-uint32_t place_of(ScopeId id) {
-  return static_cast<uint32_t>(static_cast<uint64_t>(id) & kPlaceMask);
 }
 
 }  // namespace
@@ -51,21 +45,6 @@ ScopeNode& ScopeTree::add_node() {
   }
   ++places_;
   return owned_.back()[place % kChunk];
-}
-
-ScopeNode& ScopeTree::place(ScopeId id) const {
-  const auto place = place_of(id);
-  return chunks_[place / kChunk].load(std::memory_order_acquire)[place % kChunk];
-}
-
-ScopeNode* ScopeTree::find(ScopeId id) const {
-  const auto place = place_of(id);
-  auto* chunk = chunks_[place / kChunk].load(std::memory_order_acquire);
-  if (chunk == nullptr) {
-    return nullptr;  // an id of the parent process
-  }
-  auto& node = chunk[place % kChunk];
-  return node.id.load(std::memory_order_acquire) == static_cast<uint64_t>(id) ? &node : nullptr;
 }
 
 ScopeId ScopeTree::open(ScopeLabel label, OnClose on_close, ScopeId parent) {

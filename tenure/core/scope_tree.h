@@ -77,12 +77,21 @@ class ScopeTree {
   // Second half: the node may be reused.
   void end_close(ScopeNode& node, ScopeId id);
 
-  bool is_open(ScopeId id) const { return find(id) != nullptr; }
+  bool is_open(ScopeId id) const { return id == ScopeId::process || find(id) != nullptr; }
   // Null unless open. The answer may be out of date at once: a lease table checks again under its
   // lock.
-  ScopeNode* find(ScopeId id) const;
+  ScopeNode* find(ScopeId id) const {
+    auto* chunk = chunks_[place_of(id) / kChunk].load(std::memory_order_acquire);
+    if (chunk == nullptr) {
+      return nullptr;  // an id of the parent process
+    }
+    auto& node = chunk[place_of(id) % kChunk];
+    return node.id.load(std::memory_order_acquire) == static_cast<uint64_t>(id) ? &node : nullptr;
+  }
   // The node at the id's place, whatever it is now.
-  ScopeNode& place(ScopeId id) const;
+  ScopeNode& place(ScopeId id) const {
+    return chunks_[place_of(id) / kChunk].load(std::memory_order_acquire)[place_of(id) % kChunk];
+  }
 
   // "process", "step 12" or "closed scope".
   std::string name(ScopeId id) const;
@@ -95,6 +104,9 @@ class ScopeTree {
 
  private:
   ScopeNode& add_node();
+  static constexpr uint32_t place_of(ScopeId id) {
+    return static_cast<uint32_t>(static_cast<uint64_t>(id) % kMostOpenScopes);
+  }
 
   static constexpr size_t kChunk = 256;
   mutable std::mutex mutex_;

@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <fstream>
+#include <set>
 #include <string>
 
 namespace tenure {
@@ -80,20 +84,30 @@ TEST(FindMemoryCgroup, NoControllerNoMountOrNonsenseIsAbsent) {
 class Hierarchy : public testing::Test {
  protected:
   void SetUp() override {
-    root_ = std::filesystem::path(testing::TempDir()) /
-            testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::filesystem::create_directories(root_ / "pod" / "job");
+    root_ = testing::TempDir() + testing::UnitTest::GetInstance()->current_test_info()->name();
+    for (const auto* folder : {"", "/pod", "/pod/job"}) {
+      ASSERT_TRUE(mkdir((root_ + folder).c_str(), 0700) == 0 || errno == EEXIST);
+    }
   }
-  void TearDown() override { std::filesystem::remove_all(root_); }
+  void TearDown() override {
+    for (const auto& file : files_) {
+      unlink(file.c_str());
+    }
+    for (const auto* folder : {"/pod/job", "/pod", ""}) {
+      rmdir((root_ + folder).c_str());
+    }
+  }
 
-  void write(const std::string& file, const std::string& content) const {
-    std::ofstream(root_ / file) << content;
+  void write(const std::string& file, const std::string& content) {
+    files_.insert(root_ + "/" + file);
+    std::ofstream(root_ + "/" + file) << content;
   }
   [[nodiscard]] MemoryCgroup open(CgroupVersion version) const {
-    return MemoryCgroup({version, root_.string(), (root_ / "pod" / "job").string()});
+    return MemoryCgroup({version, root_, root_ + "/pod/job"});
   }
 
-  std::filesystem::path root_;
+  std::string root_;
+  std::set<std::string> files_;
 };
 
 TEST_F(Hierarchy, Version2TakesTheTightestLimitAndTheLeastHeadroom) {

@@ -70,6 +70,33 @@ TEST_F(Steps, ALeaderThatFellSilentGivesWay) {
   EXPECT_EQ(counted(), 2);
 }
 
+TEST_F(Steps, AnAnnouncerMadeAnewAtEachStepIsCounted) {
+  const int first = 16;
+  for (int step = 0; step < first; ++step) {
+    EXPECT_FALSE(tick(++last_)) << "could be one of many optimizers of one step";
+  }
+  for (int step = 0; step < 10; ++step) {
+    EXPECT_TRUE(tick(++last_));
+  }
+  const auto kept = last_;
+  EXPECT_TRUE(tick(kept));
+  EXPECT_FALSE(tick(++last_)) << "one that stays leads again";
+}
+
+TEST_F(Steps, ManyAnnouncersOfOneStepCountOnceAfterTheFirst) {
+  const auto begin = last_ + 1;
+  last_ += 40;
+  for (int step = 0; step < 6; ++step) {
+    const auto before = clock().now();
+    for (auto who = begin; who <= last_; ++who) {
+      tick(who);
+    }
+    if (step > 0) {
+      EXPECT_EQ(clock().now() - before, 1) << step;
+    }
+  }
+}
+
 TEST_F(Steps, ExplicitBeatsImplicitForGood) {
   const auto optimizer = ++last_;
   for (int i = 0; i < 5; ++i) {

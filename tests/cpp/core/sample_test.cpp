@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <dirent.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,7 +13,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -51,8 +51,13 @@ class Touched {
 };
 
 int64_t entries(const char* directory) {
-  const std::filesystem::directory_iterator all(directory);
-  return std::distance(begin(all), end(all));
+  auto* all = opendir(directory);
+  int64_t count = 0;
+  while (const auto* entry = readdir(all)) {
+    count += entry->d_name[0] == '.' ? 0 : 1;
+  }
+  closedir(all);
+  return count;
 }
 
 int64_t open_files() { return entries("/proc/self/fd"); }
@@ -241,7 +246,9 @@ TEST(ForkedChild, SamplesItselfAndNotItsParent) {
               const auto before = sampler.sample().process.rss;
               const Touched block(kBlock);
               const auto risen = sampler.sample().process.rss - before;
-              return std::abs(risen - kBlock) < kSlack ? 0 : 1;
+              // The kernel counts pages per CPU and adds them up now and then: on a machine of many
+              // CPUs a young process is some MiB off.
+              return std::abs(risen - kBlock) < kBlock / 8 ? 0 : 1;
             }),
             0);
 }

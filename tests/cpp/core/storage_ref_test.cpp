@@ -56,8 +56,8 @@ TEST(AddressReuse, TheAllocatorUsesAddressesAgain) {
     data.insert(tensor.const_data_ptr());
     storages.insert(tensor.storage().unsafeGetStorageImpl());
   });
-  EXPECT_EQ(data.size() < 10'000, kAddressesComeBack);
-  EXPECT_EQ(storages.size() < 10'000, kAddressesComeBack);
+  EXPECT_TRUE(data.size() < 10'000 || !kAddressesComeBack) << data.size();
+  EXPECT_TRUE(storages.size() < 10'000 || !kAddressesComeBack) << storages.size();
 }
 
 TEST(AddressReuse, NoRefEverEqualsThatOfAnotherStorage) {
@@ -95,7 +95,7 @@ TEST(AddressReuse, AMapByRefDoesNotFindOldEntriesForNewStorages) {
     by_address.emplace(tensor.const_data_ptr(), by_address.size());
   });
   EXPECT_EQ(found_by_ref, 0);
-  EXPECT_EQ(found_by_address > 1000, kAddressesComeBack);
+  EXPECT_TRUE(found_by_address > 1000 || !kAddressesComeBack) << found_by_address;
 }
 
 TEST(StorageRef, AliasesAreOneStorage) {
