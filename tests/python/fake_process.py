@@ -92,6 +92,8 @@ def _run_all(session: pytest.Session) -> dict[str, list[pytest.TestReport]]:
         for line in file.read_text().splitlines():
             data: dict[str, Any] = json.loads(line)
             report = config.hook.pytest_report_from_serializable(config=config, data=data)
+            if isinstance(report.longrepr, list):  # why it was skipped: JSON has no tuples
+                report.longrepr = tuple(report.longrepr)
             found.setdefault(report.nodeid, []).append(report)
     failures = sum(report.failed for reports in found.values() for report in reports)
     if 0 < maxfail <= failures:

@@ -23,6 +23,10 @@ def test_before(shared, record_pid):
 def test_passes(fake, record_pid):
     record_pid("there")
 
+@pytest.mark.skip(reason="not today")
+def test_is_skipped(fake):
+    pass
+
 def test_fails(fake):
     print("said elsewhere")
     assert fake.device_count() == 3
@@ -79,6 +83,7 @@ def test_reports_come_from_the_other_process(tmp_path: Path) -> None:
         "test_second.py::test_has_no_process_left": "FAILED",
     }, run.stdout
     assert "assert 2 == 3" in run.stdout
+    assert "not today" in run.stdout
     assert "said elsewhere" in run.stdout
     assert "process ended with -6" in run.stdout
     here, there = ((tmp_path / name).read_text().split() for name in ("here", "there"))
