@@ -53,8 +53,18 @@ class LeaseTable::AllLocked {
 // and release of every thread writes, and that one cache line would be all that they compete for.
 // Once more than one thread takes leases, a shard therefore keeps changes of up to kSlack bytes to
 // itself. Bytes stay exact, for a reader adds up under all locks; a peak may be off by what 64
-// shards keep back, 1 MiB. As long as one thread takes leases nothing is kept back.
+// shards keep back, 1 MiB. As long as one thread takes and releases leases nothing is kept back,
+// and the counters are written without atomic additions: the second thread to come takes all locks
+// before it changes that, and every writer holds one.
 constexpr int64_t kSlack = int64_t{16} * 1024;
+
+void LeaseTable::Counter::publish_alone(int64_t delta) {
+  const auto now = bytes.load(std::memory_order_relaxed) + delta;
+  bytes.store(now, std::memory_order_relaxed);
+  if (now > peak.load(std::memory_order_relaxed)) {
+    peak.store(now, std::memory_order_relaxed);
+  }
+}
 
 void LeaseTable::Counter::publish(int64_t delta) {
   if (delta == 0) {
@@ -71,9 +81,13 @@ void LeaseTable::Counter::publish(int64_t delta) {
 
 // REQUIRES: the shard's lock.
 void LeaseTable::add(LeaseShard& shard, size_t counter, int64_t delta) {
+  const auto slack = slack_.load(std::memory_order_relaxed);
+  if (slack == 0) {
+    counters_[counter].publish_alone(delta);
+    return;
+  }
   auto& kept = shard.unpublished[counter];
   kept += delta;
-  const auto slack = slack_.load(std::memory_order_relaxed);
   if (kept > slack || kept < -slack) {
     counters_[counter].publish(kept);
     kept = 0;
@@ -88,6 +102,7 @@ void LeaseTable::notice_thread() {
   }
   uint64_t nobody = 0;
   if (!first_thread_.compare_exchange_strong(nobody, me, std::memory_order_relaxed)) {
+    AllLocked locked(*this);
     slack_.store(kSlack, std::memory_order_relaxed);
   }
 }
@@ -253,6 +268,7 @@ void* LeaseTable::end(LeaseShard& shard, uint32_t index) {
 }
 
 bool LeaseTable::release(LeaseKey key) {
+  notice_thread();
   auto& shard = shards_[key.shard];
   void* object = nullptr;
   LeaseRow released;
@@ -308,6 +324,7 @@ void* LeaseTable::share(LeaseKey key) const {
 }
 
 void LeaseTable::set_bytes(void* object, uint64_t bytes) {
+  notice_thread();
   auto& shard = shard_of(object);
   std::lock_guard lock(shard.mutex);
   std::array<bool, kOwnerKinds> seen{};
@@ -343,6 +360,7 @@ std::vector<LeaseRow> LeaseTable::empty_scope(ScopeNode& node, OnClose on_close)
   // Read after the node was marked closed: see Note [A lease enters a scope].
   for (auto touched = node.touched.load(std::memory_order_seq_cst); touched != 0;
        touched &= touched - 1) {
+    notice_thread();
     auto& shard = shards_[static_cast<size_t>(std::countr_zero(touched))];
     std::vector<void*> ended;
     {

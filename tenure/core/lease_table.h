@@ -40,8 +40,8 @@ struct LeaseRow {
 struct Totals {
   uint64_t bytes = 0;
   uint64_t leases = 0;
-  // Most bytes since the interval began: exact as long as one thread takes leases, to within 1 MiB
-  // once several do. See Note [Peaks].
+  // Most bytes since the interval began: exact as long as one thread takes and releases leases, to
+  // within 1 MiB once several do. See Note [Peaks].
   uint64_t peak = 0;
 };
 
@@ -95,6 +95,7 @@ class LeaseTable {
     alignas(64) std::atomic<int64_t> bytes{0};
     std::atomic<int64_t> peak{0};
     void publish(int64_t delta);
+    void publish_alone(int64_t delta);  // REQUIRES: no other thread publishes
   };
   static constexpr size_t kAll = kOwnerKinds;  // the counter of everything, after those of kinds
   class AllLocked;
