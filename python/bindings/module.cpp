@@ -10,6 +10,8 @@ PYBIND11_MODULE(_C, m) {
   bind_leases(m);
   bind_ledger(m);
   bind_sample(m);
+  bind_inspect(m);
+  bind_references(m);
   // Called when the interpreter has ended: deleters that need it must not run after this.
   Py_AtExit([] { tenure::forget_storages_from_now_on(); });
 }

@@ -5,9 +5,16 @@ Each command's work is in a module of its own, imported when the command runs.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Annotated, Any
 
 import typer
+
+Level = Enum("Level", {"count": "count", "trace": "trace", "deep": "deep"})
+EnvStyle = Enum("EnvStyle", {"shell": "shell", "json": "json", "yaml": "yaml"})
+
 
 app = typer.Typer(
     name="tenure",
@@ -66,6 +73,130 @@ def demo(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--device") from None
     command.run(command.Options(steps, seed, place))
+
+
+_OUT = Annotated[str, typer.Option("--out", help="Folder for recordings, one file a process.")]
+_LEVEL = Annotated[
+    Level, typer.Option(help="count: bytes only; trace: each storage; deep: whole stacks.")
+]
+_RECORDINGS = Annotated[
+    list[str], typer.Argument(help="A folder that `tenure run` made, or files.")
+]
+
+
+@app.command(
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)
+def run(
+    program: Annotated[
+        list[str], typer.Argument(metavar="[--] SCRIPT.py|-m MODULE|COMMAND …", help="What to run.")
+    ],
+    out: _OUT = "run.tenure",
+    json: Annotated[str, typer.Option("--json", help="File for the verdict at the end.")] = "",
+    level: _LEVEL = Level["trace"],
+    redact: Annotated[bool, typer.Option(help="Record hashes of paths and names.")] = False,
+    quiet: Annotated[bool, typer.Option(help="Say nothing on stderr.")] = False,
+) -> None:
+    """Watch a PyTorch program and its children: who holds what grows.
+
+    The program is not edited and keeps its output, signals and exit status. The verdict comes on
+    stderr as soon as it is known and again at the end.
+
+      tenure run train.py --epochs 3
+
+      torchrun --nproc-per-node 2 -m tenure run train.py
+
+      tenure run -- accelerate launch train.py
+    """
+    from tenure.inspect import launch
+    from tenure.inspect.options import Options
+
+    with _one_line_errors():
+        launch.run(program, Options(out, json, level.value, redact=redact, quiet=quiet))
+
+
+@app.command()
+def env(
+    out: _OUT = "run.tenure",
+    level: _LEVEL = Level["trace"],
+    style: Annotated[
+        EnvStyle, typer.Option("--as", help="shell: exports; json: Ray's runtime_env; yaml: a pod.")
+    ] = EnvStyle["shell"],
+) -> None:
+    """Print the variables that make any Python process be watched, for launchers of your own.
+
+    eval "$(tenure env)" && srun python train.py
+    """
+    from tenure.inspect import launch
+    from tenure.inspect.options import Options
+
+    with _one_line_errors():
+        typer.echo(launch.exports(Options(out, level=level.value), style.value))
+
+
+@app.command()
+def why(
+    recordings: Annotated[str, typer.Argument(help="A folder that `tenure run` made, or a file.")],
+    storage: Annotated[
+        int | None, typer.Argument(help="Id of a storage; default: suspects.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="For machines: the verdict.")] = False,
+) -> None:
+    """Show who held what grew: retention paths from recordings."""
+    from tenure.inspect import recordings as reading
+    from tenure.inspect import why as command
+
+    with _one_line_errors():
+        if json:
+            typer.echo(_as_json(reading.judge([recordings])))
+        elif storage is None:
+            typer.echo(command.why_all([recordings]))
+        else:
+            typer.echo(command.why_one([recordings], storage))
+
+
+@app.command()
+def check(
+    recordings: _RECORDINGS,
+    peak: Annotated[str, typer.Option(help="Most bytes a process may reach: 12GiB.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="For machines: the verdict.")] = False,
+) -> None:
+    """Pass or fail a run, for CI.
+
+    Exits with 0 flat, 1 leak, growth or peak over, 2 bad input, 3 too short.
+    """
+    from tenure.inspect import recordings as reading
+    from tenure.inspect import verdicts
+    from tenure.inspect import why as command
+
+    with _one_line_errors():
+        limit = command.parse_bytes(peak) if peak else None
+        verdict = reading.judge(recordings)
+        typer.echo(_as_json(verdict) if json else verdicts.first_screen(verdict))
+        code = command.CODES[verdict["verdict"]]
+        if limit is not None:
+            reached, rank = reading.peak_of(recordings)
+            if reached > limit:
+                typer.echo(f"peak {reached:,} bytes on rank {rank}, over {limit:,}", err=json)
+                code = 1
+    raise typer.Exit(code)
+
+
+def _as_json(verdict: dict[str, Any]) -> str:
+    import json
+
+    return json.dumps(verdict, ensure_ascii=False, indent=1)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    from tenure.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        typer.echo(f"tenure: {error}", err=True)
+        raise typer.Exit(2) from None
 
 
 def main() -> None:

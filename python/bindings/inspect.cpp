@@ -1,0 +1,291 @@
+#include "bindings.h"
+#include "frames.h"
+#include <tenure/core/error.h>
+#include <tenure/core/text.h>
+#include <tenure/inspect/modules.h>
+#include <tenure/inspect/observer.h>
+#include <tenure/inspect/verdict.h>
+#include <tenure/inspect/watch.h>
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <unordered_set>
+
+namespace py = pybind11;
+using namespace tenure::inspect;
+
+namespace {
+
+Level level_named(const std::string& name) {
+  if (name == "count") {
+    return Level::count;
+  }
+  if (name == "trace") {
+    return Level::trace;
+  }
+  if (name == "deep") {
+    return Level::deep;
+  }
+  throw tenure::InputError(tenure::text("unknown level '", tenure::front_of(name, 64),
+                                        "': use 'count', 'trace' or 'deep'"));
+}
+
+const char* level_name(Level level) {
+  constexpr std::array names{"off", "count", "trace", "deep"};
+  return names.at(static_cast<size_t>(level));
+}
+
+py::dict origin_dict(uint32_t id) {
+  const auto origin = origin_of(OriginId{id});
+  py::dict out;
+  out["op"] = tenure::name_of(origin.op);
+  out["site"] = tenure::name_of(origin.site);
+  out["forward_site"] = tenure::name_of(origin.forward_site);
+  out["stack"] = tenure::name_of(origin.stack);
+  out["module"] = module_name(origin.module);
+  out["phase"] = tenure::phase_name(origin.phase);
+  out["device"] = origin.device;
+  return out;
+}
+
+// Storages alive of these origins: (address, id, bytes, step).
+py::list alive_of(const std::unordered_set<uint32_t>& origins) {
+  std::vector<Birth> found;
+  {
+    const py::gil_scoped_release nogil;
+    found = observer().births().alive();
+    std::erase_if(found, [&](const Birth& birth) {
+      return !origins.contains(static_cast<uint32_t>(birth.origin));
+    });
+  }
+  py::list out;
+  for (const auto& birth : found) {
+    out.append(
+        py::make_tuple(reinterpret_cast<uintptr_t>(birth.data), birth.id, birth.bytes, birth.step));
+  }
+  return out;
+}
+
+// The figures of a row by name, in the order of the table `steps`.
+template <class Row, class Visit>
+void each_figure(Row& row, const Visit& visit) {
+  visit("step", row.step);
+  visit("seconds", row.seconds);
+  visit("held", row.held);
+  visit("peak", row.peak);
+  visit("births", row.births);
+  visit("born_bytes", row.born_bytes);
+  visit("deaths", row.deaths);
+  visit("rss", row.rss);
+  visit("pss", row.pss);
+  visit("shared", row.shared);
+  visit("cgroup", row.cgroup);
+  visit("children", row.children);
+  visit("heap", row.heap);
+  visit("heap_free", row.heap_free);
+  visit("pinned", row.pinned);
+  visit("device_used", row.device_used);
+  visit("device_reserved", row.device_reserved);
+  visit("device_allocated", row.device_allocated);
+}
+
+py::dict row_dict(const StepRow& row) {
+  py::dict out;
+  each_figure(row, [&](const char* name, const auto& value) { out[name] = value; });
+  return out;
+}
+
+StepRow row_from(const py::dict& given) {
+  StepRow row;
+  each_figure(row, [&](const char* name, auto& value) {
+    if (given.contains(name)) {
+      value = given[name].cast<std::remove_reference_t<decltype(value)>>();
+    }
+  });
+  return row;
+}
+
+py::dict share_dict(const Share& share) {
+  py::dict out;
+  out["name"] = share.name;
+  out["per_step"] = share.per_step;
+  out["grows"] = share.grows;
+  return out;
+}
+
+py::dict suspect_dict(const Suspect& suspect) {
+  py::dict out;
+  out["origin"] = static_cast<uint32_t>(suspect.origin);
+  out["per_step"] = suspect.per_step;
+  out["confidence"] = suspect.confidence;
+  out["bytes"] = suspect.bytes;
+  out["count"] = suspect.count;
+  out["since"] = suspect.since;
+  out["one"] = suspect.one;
+  return out;
+}
+
+py::dict verdict_dict(const Verdict& verdict) {
+  py::dict out;
+  out["verdict"] = judgement_name(verdict.judgement);
+  out["steps"] = verdict.steps;
+  out["since"] = verdict.since;
+  out["per_step"] = verdict.per_step;
+  out["confidence"] = verdict.confidence;
+  out["seconds_per_step"] = verdict.seconds_per_step;
+  out["total"] = share_dict(verdict.total);
+  out["peak"] = share_dict(verdict.peak);
+  py::list shares;
+  for (const auto& share : verdict.shares) {
+    shares.append(share_dict(share));
+  }
+  out["shares"] = shares;
+  py::list suspects;
+  for (const auto& suspect : verdict.suspects) {
+    suspects.append(suspect_dict(suspect));
+  }
+  out["suspects"] = suspects;
+  out["why"] = verdict.why;
+  return out;
+}
+
+using CutRow = std::tuple<uint64_t, int64_t, int64_t, int64_t>;  // step, bytes, count, birth steps
+
+py::dict judge_recorded(const std::vector<py::dict>& given,
+                        const std::map<uint32_t, std::vector<CutRow>>& cut_rows, bool steps) {
+  std::vector<StepRow> rows;
+  rows.reserve(given.size());
+  for (const auto& row : given) {
+    rows.push_back(row_from(row));
+  }
+  Cuts cuts;
+  for (const auto& [origin, series] : cut_rows) {
+    for (const auto& [step, bytes, count, birth_steps] : series) {
+      cuts[OriginId{origin}].push_back({step, OriginId{origin}, bytes, count, birth_steps});
+    }
+  }
+  return verdict_dict(judge(rows, cuts, steps ? Unit::step : Unit::interval));
+}
+
+py::dict judge_live(const Watch& watch) {
+  Verdict verdict;
+  {
+    const py::gil_scoped_release nogil;
+    verdict = judge(watch.rows(), watch.cuts(), watch.ticking() ? Unit::step : Unit::interval);
+  }
+  return verdict_dict(verdict);
+}
+
+py::list rows_of(const Watch& watch) {
+  py::list out;
+  for (const auto& row : watch.rows()) {
+    out.append(row_dict(row));
+  }
+  return out;
+}
+
+// {origin: [(step, bytes, count, birth steps)]}
+py::dict cuts_of(const Watch& watch) {
+  py::dict out;
+  for (const auto& [origin, series] : watch.cuts()) {
+    py::list steps;
+    for (const auto& cut : series) {
+      steps.append(py::make_tuple(cut.step, cut.bytes, cut.count, cut.birth_steps));
+    }
+    out[py::int_(static_cast<uint32_t>(origin))] = steps;
+  }
+  return out;
+}
+
+}  // namespace
+
+void bind_inspect(py::module_& m) {
+  m.def(
+      "install_frames",
+      [](const std::string& torch, std::vector<std::string> library, const py::object& code) {
+        if (!PyCode_Check(code.ptr())) {
+          throw tenure::InputError("a code object is needed");
+        }
+        install_python_frames(torch, std::move(library), code.ptr());
+      },
+      py::arg("torch"), py::arg("library"), py::arg("module_call"));
+  m.def("can_record", &can_record);
+  m.def("origin", &origin_dict, py::arg("id"));
+  m.def("judge", &judge_recorded, py::arg("rows"), py::arg("cuts"), py::arg("steps"));
+  m.def("alive_of", &alive_of, py::arg("origins"));
+  m.def("observed_level", [] { return level_name(observer().level()); });
+  m.def(
+      "step_down", [](const std::string& level) { observer().step_down(level_named(level)); },
+      py::arg("level"));
+  m.def(
+      "welcome",
+      [](const py::object& storage) {
+        auto* impl = py::cast<c10::Storage>(storage).unsafeGetStorageImpl();
+        return observer().welcome(*impl);
+      },
+      py::arg("storage"));
+  m.def("unnamed_modules", [] {
+    std::vector<std::pair<uint32_t, uintptr_t>> out;
+    for (const auto& [number, address] : unnamed_modules()) {
+      out.emplace_back(number, reinterpret_cast<uintptr_t>(address));
+    }
+    return out;
+  });
+  m.def("name_module", &name_module, py::arg("number"), py::arg("name"));
+  m.def(
+      "forget_module",
+      [](uintptr_t address) {
+        forget_module(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
+      },
+      py::arg("address"));
+
+  // Between two bytecodes of the main thread, soon. Dropped if too much is waiting already.
+  m.def(
+      "call_on_main_thread",
+      [](py::object call) {
+        const auto run = [](void* given) {
+          const auto function = py::reinterpret_steal<py::object>(static_cast<PyObject*>(given));
+          auto* result = PyObject_CallNoArgs(function.ptr());
+          Py_XDECREF(result);
+          return result == nullptr ? -1 : 0;
+        };
+        if (Py_AddPendingCall(run, call.ptr()) == 0) {
+          call.release();
+        }
+      },
+      py::arg("call"));
+
+  py::class_<Watch>(m, "Watch")
+      .def(py::init([](const std::string& level, const std::string& path, uint64_t cap,
+                       std::vector<std::pair<std::string, std::string>> meta) {
+             return std::make_unique<Watch>(
+                 WatchOptions{level_named(level), path, cap, std::move(meta)});
+           }),
+           py::arg("level"), py::arg("path"), py::arg("cap"), py::arg("meta"))
+      .def("end_interval", &Watch::end_interval, py::arg("number"))
+      .def("due", &Watch::due)
+      .def("judge", &judge_live)
+      .def("rows", &rows_of)
+      .def("cuts", &cuts_of)
+      .def(
+          "add_holding",
+          [](Watch& self, uint64_t step, uint32_t origin, double bytes_per_step, int64_t bytes,
+             int64_t count, std::string path) {
+            self.add(
+                Holding{step, OriginId{origin}, bytes_per_step, bytes, count, std::move(path)});
+          },
+          py::arg("step"), py::arg("origin"), py::arg("bytes_per_step"), py::arg("bytes"),
+          py::arg("count"), py::arg("path"))
+      .def("note", &Watch::note, py::arg("kind"), py::arg("text"))
+      .def("put", &Watch::put, py::arg("key"), py::arg("value"))
+      .def(
+          "spend",
+          [](Watch& self, double seconds) {
+            self.spend(std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9)));
+          },
+          py::arg("seconds"))
+      .def("cost", &Watch::cost)
+      .def("broken", &Watch::broken);
+}

@@ -1,0 +1,471 @@
+// Builds the graph of references of this process: Python objects, running frames, tensors, autograd
+// nodes, storages. Runs with the GIL held; other threads of Python wait, so nothing of Python's
+// changes meanwhile. See Note [When it is safe to look].
+#include "bindings.h"
+#include "frames.h"
+#include <tenure/core/ledger.h>
+#include <tenure/core/owner.h>
+#include <tenure/inspect/graph.h>
+#include <tenure/inspect/observer.h>
+
+#include <pybind11/stl.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_function.h>
+#include <torch/csrc/autograd/python_hook.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+
+#include <cstring>
+#include <deque>
+#include <string>
+#include <typeinfo>
+#include <unordered_set>
+#include <vector>
+
+namespace py = pybind11;
+using tenure::inspect::Graph;
+using tenure::inspect::NodeKind;
+using torch::autograd::Node;
+
+namespace {
+
+// torch does not export the type information of its Python hooks, so they are told by name.
+template <class Wanted, class Base>
+const Wanted* as(const Base& object, const char* mangled) {
+  return std::strcmp(typeid(object).name(), mangled) == 0 ? static_cast<const Wanted*>(&object)
+                                                          : nullptr;
+}
+constexpr const char* kTensorPreHook = "N5torch8autograd23PyFunctionTensorPreHookE";
+constexpr const char* kPreHook = "N5torch8autograd17PyFunctionPreHookE";
+constexpr const char* kPostHook = "N5torch8autograd18PyFunctionPostHookE";
+constexpr const char* kPostAccumulateHooks = "N5torch8autograd32PyFunctionTensorPostAccGradHooksE";
+constexpr const char* kPyNode = "N5torch8autograd6PyNodeE";
+
+// Note [When it is safe to look]
+// The GIL keeps Python still, not C++: a thread inside backward() changes the graph without it. The
+// watcher therefore builds the graph on the training thread itself, between two steps, or through a
+// pending call between two bytecodes of the main thread.
+class References {
+ public:
+  // `skip` are objects that are not followed: the watcher's own.
+  explicit References(const py::list& skip) : ndarray_(numpy_array_type()) {
+    for (const auto& object : skip) {
+      skipped_.insert(object.ptr());
+    }
+    add_roots();
+    expand();
+    graph_.begin_loose();
+    add_loose();
+    expand();
+  }
+
+  uint32_t size() const { return graph_.size(); }
+  size_t references() const { return graph_.references(); }
+
+  // The storages that were found: memory's address and size, node, whether a root reaches it.
+  py::list storages() const {
+    py::list out;
+    for (const auto node : storages_) {
+      const auto* storage = static_cast<const c10::StorageImpl*>(graph_.object(node));
+      out.append(py::make_tuple(reinterpret_cast<uintptr_t>(storage->data()), storage->nbytes(),
+                                node, graph_.reached(node)));
+    }
+    return out;
+  }
+
+  // Storages that were there before watching began are watched from now on.
+  size_t adopt() const {
+    size_t adopted = 0;
+    for (const auto node : storages_) {
+      auto* storage = static_cast<c10::StorageImpl*>(const_cast<void*>(graph_.object(node)));
+      adopted += tenure::inspect::observer().adopt(*storage) ? 1 : 0;
+    }
+    return adopted;
+  }
+
+  // References to the storage: found, and in truth.
+  std::pair<uint32_t, size_t> counts(uint32_t node) const {
+    const auto* storage = static_cast<const c10::StorageImpl*>(graph_.object(node));
+    return {graph_.referrers(node),
+            c10::raw::intrusive_ptr::use_count(const_cast<c10::StorageImpl*>(storage))};
+  }
+
+  py::tuple retention(uint32_t node) const {
+    const auto found = graph_.retention(node);
+    return py::make_tuple(found.reached, describe(found.path), describe(found.cycle));
+  }
+
+  // How many different labels lie behind each element of the path to `node`.
+  std::vector<uint32_t> labels_behind(uint32_t node, const std::vector<uint32_t>& nodes,
+                                      const std::vector<uint64_t>& labels) const {
+    return graph_.labels_behind(graph_.retention(node).path, nodes, labels);
+  }
+
+  uint32_t node_of(const at::Tensor& tensor) const {
+    return graph_.find(tensor.storage().unsafeGetStorageImpl());
+  }
+
+  py::list leases(uint32_t node) const {
+    py::list out;
+    auto* storage = const_cast<void*>(graph_.object(node));
+    for (const auto& row : tenure::ledger().leases().rows_of(storage)) {
+      out.append(tenure::owner_text(row.owner) + ", scope " +
+                 tenure::ledger().scopes().path(row.scope));
+    }
+    return out;
+  }
+
+ private:
+  static PyTypeObject* numpy_array_type() {
+    const auto modules = py::reinterpret_borrow<py::dict>(PyImport_GetModuleDict());
+    if (!modules.contains("numpy") || !py::hasattr(modules["numpy"], "ndarray")) {
+      return nullptr;
+    }
+    return reinterpret_cast<PyTypeObject*>(modules["numpy"].attr("ndarray").ptr());
+  }
+
+  void add_roots() {
+    auto* interpreter = PyInterpreterState_Get();
+    for (auto* thread = PyInterpreterState_ThreadHead(interpreter); thread != nullptr;
+         thread = PyThreadState_Next(thread)) {
+      each_local(thread, [&](PyCodeObject* code, int instruction, PyObject** values, int count) {
+        if (skipped_.contains(code->co_filename)) {
+          return;
+        }
+        frames_.push_back({code, instruction, std::vector<PyObject*>(values, values + count)});
+      });
+      if (thread->dict != nullptr) {
+        roots_.emplace_back(thread->dict, "thread-local values");
+      }
+      if (thread->context != nullptr) {
+        roots_.emplace_back(thread->context, "context variables");
+      }
+      if (thread->exc_info != nullptr && thread->exc_info->exc_value != nullptr) {
+        roots_.emplace_back(thread->exc_info->exc_value, "exception being handled");
+      }
+    }
+    for (auto& frame : frames_) {
+      graph_.add(NodeKind::frame, &frame);
+    }
+    roots_.emplace_back(PyImport_GetModuleDict(), "modules");
+    for (const auto& [object, name] : roots_) {
+      graph_.add(NodeKind::root, object);
+    }
+  }
+
+  // All that Python's collector knows and no root reached: held by cycles or from C++.
+  void add_loose() {
+    const auto all = py::module_::import("gc").attr("get_objects")().cast<py::list>();
+    for (const auto& object : all) {
+      if (object.ptr() != all.ptr() && !skipped_.contains(object.ptr())) {
+        graph_.add(NodeKind::object, object.ptr());
+      }
+    }
+  }
+
+  void expand() {
+    for (auto node = graph_.expand_next(); node != Graph::kNone; node = graph_.expand_next()) {
+      auto* object = const_cast<void*>(graph_.object(node));
+      switch (graph_.kind(node)) {
+        case NodeKind::frame:
+          for (auto* value : static_cast<Frame*>(object)->values) {
+            refer(value);
+          }
+          break;
+        case NodeKind::root:
+        case NodeKind::object:
+          expand_object(static_cast<PyObject*>(object));
+          break;
+        case NodeKind::tensor:
+          expand_tensor(*static_cast<c10::TensorImpl*>(object));
+          break;
+        case NodeKind::autograd:
+          expand_autograd(*static_cast<Node*>(object));
+          break;
+        case NodeKind::storage:
+          storages_.push_back(node);
+          break;
+      }
+    }
+  }
+
+  void refer(PyObject* object) {
+    if (object == nullptr || skipped_.contains(object)) {
+      return;
+    }
+    auto* type = Py_TYPE(object);
+    if (PyObject_IS_GC(object) != 0 ||
+        (ndarray_ != nullptr && PyType_IsSubtype(type, ndarray_) != 0) || type == THPStorageClass ||
+        PyObject_TypeCheck(object, THPStorageClass)) {
+      graph_.refer(NodeKind::object, object);
+    }
+  }
+  void refer(const c10::TensorImpl* tensor) {
+    if (tensor != nullptr && tensor != c10::UndefinedTensorImpl::singleton()) {
+      graph_.refer(NodeKind::tensor, tensor);
+    }
+  }
+  void refer(const at::Tensor& tensor) { refer(tensor.unsafeGetTensorImpl()); }
+
+  static int visit(PyObject* object, void* self) {
+    static_cast<References*>(self)->refer(object);
+    return 0;
+  }
+
+  void expand_object(PyObject* object) {
+    auto* type = Py_TYPE(object);
+    // Not PyObject_IsInstance, which asks the object and so runs its code.
+    if (PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(THPVariableClass))) {
+      refer(THPVariable_Unpack(object).unsafeGetTensorImpl());
+      if (auto** dict = _PyObject_GetDictPtr(object); dict != nullptr) {
+        refer(*dict);
+      }
+      return;
+    }
+    if (THPStorageClass != nullptr && PyObject_TypeCheck(object, THPStorageClass)) {
+      const auto& storage = THPStorage_Unpack(object);
+      if (storage) {
+        graph_.refer(NodeKind::storage, storage.unsafeGetStorageImpl());
+      }
+      return;
+    }
+    if (ndarray_ != nullptr && PyType_IsSubtype(type, ndarray_) != 0) {
+      const auto base = py::reinterpret_steal<py::object>(PyObject_GetAttrString(object, "base"));
+      if (base) {
+        refer(base.ptr());
+      } else {
+        PyErr_Clear();
+      }
+      return;
+    }
+    if (PyObject_TypeCheck(object, &THPFunctionType)) {
+      expand_function(*reinterpret_cast<THPFunction*>(object));
+    }
+    if (torch::autograd::THPCppFunction_Check(object)) {
+      graph_.refer(NodeKind::autograd,
+                   reinterpret_cast<torch::autograd::THPCppFunction*>(object)->cdata.get());
+      return;
+    }
+    if (PyObject_IS_GC(object) != 0 && type->tp_traverse != nullptr) {
+      type->tp_traverse(object, &References::visit, this);
+    }
+  }
+
+  // What a Python autograd function keeps besides the attributes of its ctx.
+  void expand_function(THPFunction& function) {
+    for (const auto& saved : function.saved_variables) {
+      if (const auto tensor = saved.get_raw_data(); tensor && tensor->defined()) {
+        refer(*tensor);
+      }
+    }
+    if (const auto* node = owned_node(function); node != nullptr) {
+      graph_.refer(NodeKind::autograd, node);
+    }
+  }
+
+  void expand_tensor(c10::TensorImpl& tensor) {
+    if (tensor.has_storage() && tensor.unsafe_storage()) {
+      graph_.refer(NodeKind::storage, tensor.unsafe_storage().unsafeGetStorageImpl());
+    }
+    refer(wrapper_of(tensor));
+    const auto held = at::Tensor(
+        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(&tensor));
+    const auto* meta = torch::autograd::impl::get_autograd_meta(held);
+    if (meta == nullptr) {
+      return;
+    }
+    refer(meta->grad_);
+    if (meta->grad_fn_) {
+      graph_.refer(NodeKind::autograd, meta->grad_fn_.get());
+    }
+    for (const auto& hook : meta->hooks_) {
+      refer(hook_dict(*hook));
+    }
+    if (meta->post_acc_grad_hooks_ != nullptr) {
+      if (const auto* hooks = as<torch::autograd::PyFunctionTensorPostAccGradHooks>(
+              *meta->post_acc_grad_hooks_, kPostAccumulateHooks)) {
+        refer(hooks->dict);
+      }
+    }
+    if (const auto* view = torch::autograd::impl::get_view_autograd_meta(held)) {
+      if (view->has_bw_view()) {
+        refer(view->get_backward_view().base_);
+      }
+    }
+  }
+
+  void expand_autograd(Node& node) {
+    for (const auto& edge : node.next_edges()) {
+      if (edge.function) {
+        graph_.refer(NodeKind::autograd, edge.function.get());
+      }
+    }
+    for (const auto& hook : node.pre_hooks()) {
+      refer(hook_dict(*hook));
+    }
+    for (const auto& hook : node.tensor_pre_hooks()) {
+      refer(hook_dict(*hook));
+    }
+    for (const auto& hook : node.post_hooks()) {
+      if (const auto* mine = as<torch::autograd::PyFunctionPostHook>(*hook, kPostHook)) {
+        refer(mine->dict);
+      }
+    }
+    if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(&node)) {
+      refer(leaf->variable);
+    } else if (const auto* function = as<torch::autograd::PyNode>(node, kPyNode)) {
+      refer(function_of(*function));
+    } else {
+      expand_saved(node);
+    }
+  }
+
+  // Autograd lists a node's saved tensors for its own compiler. Python's unpack hooks are not
+  // called by that: their packed values are listed instead. A node whose tensors were freed, or
+  // changed in place since, throws.
+  void expand_saved(Node& node) {
+    using namespace torch::dynamo::autograd;
+    AutogradCompilerCall call(SizeInput::DYNAMIC);
+    NodeCall node_call(0, node.getptr());
+    CompiledNodeArgs args(call, node_call);
+    try {
+      node.compiled_args(args);
+    } catch (...) {  // NOLINT(bugprone-empty-catch): what was listed until then is used
+    }
+    for (const auto& tensor : call.tensor_args.inputs) {
+      if (!tensor.defined()) {
+        continue;
+      }
+      if (tensor.use_count() > 1) {
+        refer(tensor);
+      } else if (tensor.has_storage() && tensor.storage()) {
+        // Made for this call from what the node holds: one reference of the node's.
+        graph_.refer(NodeKind::storage, tensor.storage().unsafeGetStorageImpl());
+      }
+    }
+    for (const auto& packed : call.packed_inputs) {
+      refer(packed.ptr(getPyInterpreter()));
+    }
+  }
+
+  static PyObject* hook_dict(const torch::autograd::FunctionPreHook& hook) {
+    if (const auto* tensor = as<torch::autograd::PyFunctionTensorPreHook>(hook, kTensorPreHook)) {
+      return tensor->dict;
+    }
+    const auto* node = as<torch::autograd::PyFunctionPreHook>(hook, kPreHook);
+    return node == nullptr ? nullptr : node->dict;
+  }
+
+  // The same thing is named differently by torch 2.11 and 2.13.
+  template <class Function>
+  static const Node* owned_node(const Function& function) {
+    if constexpr (requires {
+                    function.cdata.lock();
+                    function.cdata.expired();
+                  }) {
+      return nullptr;  // the node owns the function
+    } else {
+      return function.cdata.get();
+    }
+  }
+  template <class PyNode>
+  static PyObject* function_of(const PyNode& node) {
+    if constexpr (requires { node.pyobj(); }) {
+      return node.pyobj();
+    } else {
+      return node.obj;
+    }
+  }
+  template <class Tensor>
+  static PyObject* wrapper_of(Tensor& tensor) {
+    if constexpr (requires { tensor.pyobj_slot()->load_pyobj(); }) {
+      return tensor.pyobj_slot()->load_pyobj();
+    } else {
+      return tensor.pyobj_slot()->check_pyobj().value_or(nullptr);
+    }
+  }
+  // Elements as (kind, object or None, text, name of the next element in this one or "").
+  py::list describe(const std::vector<uint32_t>& path) const {
+    py::list out;
+    for (size_t i = 0; i < path.size(); ++i) {
+      const auto* next = i + 1 < path.size() ? graph_.object(path[i + 1]) : nullptr;
+      out.append(describe(path[i], next));
+    }
+    return out;
+  }
+
+  py::tuple describe(uint32_t node, const void* next) const {
+    auto* object = const_cast<void*>(graph_.object(node));
+    const auto kind = graph_.kind(node);
+    py::object shown = py::none();
+    std::string text;
+    std::string edge;
+    if (kind == NodeKind::object) {
+      shown = py::reinterpret_borrow<py::object>(static_cast<PyObject*>(object));
+    } else if (kind == NodeKind::root) {
+      shown = py::reinterpret_borrow<py::object>(static_cast<PyObject*>(object));
+      for (const auto& [root, name] : roots_) {
+        text = root == object ? name : text;
+      }
+    } else if (kind == NodeKind::frame) {
+      const auto& frame = *static_cast<const Frame*>(object);
+      const auto line = PyCode_Addr2Line(frame.code, frame.instruction * 2);
+      text = py::str(frame.code->co_qualname).cast<std::string>();
+      shown = py::make_tuple(py::reinterpret_borrow<py::object>(frame.code->co_filename), line);
+      edge = local_name(frame, next);
+    } else if (kind == NodeKind::autograd) {
+      auto& function = *static_cast<Node*>(object);
+      text = function.name();
+      shown =
+          py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(function.getptr()));
+    } else if (kind == NodeKind::storage) {
+      text = std::to_string(static_cast<const c10::StorageImpl*>(object)->nbytes());
+    }
+    return py::make_tuple(kind_name(kind), shown, text, edge);
+  }
+
+  static std::string local_name(const auto& frame, const void* value) {
+    for (size_t i = 0; i < frame.values.size(); ++i) {
+      if (frame.values[i] == value && static_cast<int>(i) < frame.code->co_nlocalsplus) {
+        auto* name = PyTuple_GET_ITEM(frame.code->co_localsplusnames, static_cast<Py_ssize_t>(i));
+        return py::str(name).cast<std::string>();
+      }
+    }
+    return "";
+  }
+
+  struct Frame {
+    PyCodeObject* code;
+    int instruction;
+    std::vector<PyObject*> values;
+  };
+
+  Graph graph_;
+  std::unordered_set<const void*> skipped_;
+  PyTypeObject* ndarray_;
+  std::deque<Frame> frames_;
+  std::vector<std::pair<PyObject*, const char*>> roots_;
+  std::vector<uint32_t> storages_;
+};
+
+}  // namespace
+
+void bind_references(py::module_& m) {
+  py::class_<References>(m, "References")
+      .def(py::init<const py::list&>(), py::arg("skip"))
+      .def_property_readonly("size", &References::size)
+      .def_property_readonly("references", &References::references)
+      .def("storages", &References::storages)
+      .def("adopt", &References::adopt)
+      .def("counts", &References::counts, py::arg("node"))
+      .def("retention", &References::retention, py::arg("node"))
+      .def("labels_behind", &References::labels_behind, py::arg("node"), py::arg("nodes"),
+           py::arg("labels"))
+      .def("node_of", &References::node_of, py::arg("tensor"))
+      .def("leases", &References::leases, py::arg("node"));
+}

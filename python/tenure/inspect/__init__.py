@@ -1,0 +1,1 @@
+"""Who holds every byte, in any PyTorch program: watching, verdicts, recordings."""

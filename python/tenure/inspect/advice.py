@@ -1,0 +1,60 @@
+"""What to do about a leak, where its pattern is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tenure.inspect.holders import Element, Hop
+
+__all__ = ["for_cycle", "for_path"]
+
+_BY_KIND = {
+    "cache": "give lru_cache a maxsize, or keep tensors out of its arguments and results",
+    "exception": "keep str(error) instead of the exception: its traceback holds every local",
+    "closure": "let the function close over a detached tensor or a number, or drop the function",
+}
+
+
+def for_path(hops: Sequence[Hop], path: Sequence[Element]) -> str:
+    """Advice on a path from a root; empty if none is known to fit."""
+    kinds = {hop.kind for hop in hops}
+    for kind, text in _BY_KIND.items():
+        if kind in kinds:
+            return text
+    if "graph" in kinds:
+        if any(" hook" in hop.text for hop in hops if hop.kind == "graph"):
+            return "remove the hook when it is not needed any more"
+        return "keep value.detach() or value.item(): this one brings its autograd graph along"
+    if _pins_base(path):
+        return "keep a .clone() of the part that is needed: the view pins its whole base"
+    return ""
+
+
+def for_cycle(cycle: Sequence[Element], collectable: bool) -> str:
+    """Advice on storages that hold each other."""
+    objects = [shown for kind, shown, *_ in cycle if kind == "object"]
+    if any(isinstance(shown, torch.autograd.function.FunctionCtx) for shown in objects):
+        return "use ctx.save_for_backward() for the output instead of an attribute of ctx"
+    if any(kind == "autograd" for kind, *_ in cycle):
+        return "let the hook close over a detached tensor: it and the graph hold each other"
+    if collectable:
+        return "make one direction a weakref, or let Python's collector run (gc.collect())"
+    return "make one direction of the cycle a weakref"
+
+
+def _pins_base(path: Sequence[Element]) -> bool:
+    tensors = [shown for kind, shown, *_ in path if kind == "object" and _is_tensor(shown)]
+    if not tensors:
+        return False
+    last: Any = tensors[-1]
+    try:
+        return bool(2 * last.numel() * last.element_size() <= last.untyped_storage().nbytes())
+    except (NotImplementedError, RuntimeError):
+        return False
+
+
+def _is_tensor(shown: object) -> bool:
+    return issubclass(type(shown), torch.Tensor)

@@ -1,0 +1,99 @@
+"""How a process is to be watched, and how its children learn of it: the variable ``TENURE``.
+
+Imports nothing of torch: launchers need it before the program starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+__all__ = ["LEVELS", "VARIABLE", "Options", "environment", "rank_of", "recording_name"]
+
+VARIABLE = "TENURE"
+LEVELS = ("count", "trace", "deep")
+STARTUP = Path(__file__).parent / "startup"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to watch.
+
+    Attributes:
+        out: Folder for the recordings, one file a process; empty: none.
+        json: File for the verdict at the end; empty: none.
+        level: ``count``, ``trace`` or ``deep``.
+        cap: Bytes that a recording may grow to before its oldest detail is thinned.
+        redact: Whether paths and names are written as hashes.
+        quiet: Whether nothing is said on stderr.
+    """
+
+    out: str = ""
+    json: str = ""
+    level: str = "trace"
+    cap: int = 256 << 20
+    redact: bool = False
+    quiet: bool = False
+
+    def text(self) -> str:
+        """As the value of ``TENURE``: ``level=trace&out=/data/run.tenure``."""
+        default = Options()
+        told = {
+            f.name: int(value) if isinstance(value, bool) else value
+            for f in fields(self)
+            if (value := getattr(self, f.name)) != getattr(default, f.name)
+        }
+        return urlencode({"level": self.level, **told})
+
+    @classmethod
+    def parse(cls, text: str) -> Options:
+        """Reads what :meth:`text` wrote; raises ValueError with a sentence."""
+        given = dict(parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text)))
+        unknown = set(given) - {f.name for f in fields(cls)}
+        if unknown:
+            raise ValueError(f"{VARIABLE} has an unknown setting '{sorted(unknown)[0]}'")
+        if given.get("level", "trace") not in LEVELS:
+            raise ValueError(f"{VARIABLE} has an unknown level: use {', '.join(LEVELS)}")
+        return cls(
+            out=given.get("out", ""),
+            json=given.get("json", ""),
+            level=given.get("level", "trace"),
+            cap=int(given.get("cap", cls.cap)),
+            redact=given.get("redact", "0") == "1",
+            quiet=given.get("quiet", "0") == "1",
+        )
+
+
+def environment(options: Options, given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that make a process and its children be watched."""
+    there = given.get("PYTHONPATH", "")
+    paths = [str(STARTUP), *(p for p in there.split(os.pathsep) if p and p != str(STARTUP))]
+    return {VARIABLE: options.text(), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def rank_of(given: Mapping[str, str] = os.environ) -> int:
+    """The rank that the launcher gave this process, or 0."""
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
+        if given.get(name, "").isdigit():
+            return int(given[name])
+    return 0
+
+
+def recording_name(given: Mapping[str, str] = os.environ) -> str:
+    """``{host}-{rank}-{pid}-{attempt}.sqlite``."""
+    host = socket.gethostname().replace("/", "_") or "host"
+    attempt = given.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"{host}-{rank_of(given)}-{os.getpid()}-{attempt}.sqlite"
+
+
+def say(text: str) -> None:
+    """One message of Tenure's on stderr, which may be closed by now."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        told = "\n".join(f"tenure: {line}" for line in text.splitlines())
+        print(told, file=sys.stderr, flush=True)

@@ -1,0 +1,372 @@
+"""Watching this process: from the first step to the verdict at the end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import platform
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tenure import _C
+from tenure._build import VERSION
+from tenure.errors import TenureError
+from tenure.inspect import recordings, verdicts
+from tenure.inspect.modules import name_modules
+from tenure.inspect.options import VARIABLE, Options, rank_of, recording_name, say
+from tenure.inspect.source import library_folders
+from tenure.inspect.suspects import look
+from tenure.steps import follow_optimizers
+
+__all__ = ["Session", "watch", "watch_from_environment"]
+
+_MOST_COST = 0.2  # of the wall time; above it less is watched
+_MIND_COST_AFTER = 60.0  # seconds
+_FIRST_INTERVAL = 0.25  # seconds without a step before time itself is the step
+_INTERVAL = 0.025
+_OTHERS = 3.0  # seconds that rank 0 waits for the others at the end
+
+
+class Session:
+    """One session of watching; :func:`watch` starts it.
+
+    Use it as a context manager or call :meth:`stop`; without either it ends with the program.
+    """
+
+    def __init__(self, options: Options) -> None:
+        """Starts watching.
+
+        Raises:
+            InputError: The recording cannot be made.
+            TenureError: The process is being watched already.
+        """
+        _install_frames()
+        self._options = options
+        self._pid = os.getpid()
+        self.recording = _recording_path(options)
+        path = str(self.recording) if self.recording else ""
+        self._watch = _C.Watch(options.level, path, options.cap, _about(options))
+        self._stopped = False
+        self._holdings: dict[int, dict[str, Any]] = {}
+        self._looked_at: dict[int, int] = {}  # origin: bytes when it was last looked at
+        self._suspected_at = 0
+        self._told = ""
+        self._unit = "step"
+        self._last_step = 0
+        self._judging = threading.Lock()
+        if options.level != "count":
+            _C.References([]).adopt()
+        setattr(torch.UntypedStorage, "__init__", _welcome)  # noqa: B010  mypy knows a method there
+        self._optimizers = follow_optimizers()
+        self._steps = _C.on_step(self._step_ended)
+        self._timer = threading.Thread(target=self._keep_time, name="tenure-watch", daemon=True)
+        self._end_timer = threading.Event()
+        self._timer.start()
+        atexit.register(self.stop)
+
+    def __enter__(self) -> Session:
+        """Nothing happens: it watches already."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stops watching."""
+        self.stop()
+
+    def verdict(self) -> verdicts.Document:
+        """The verdict so far, as in the JSON file."""
+        judged = self._watch.judge()
+        origins = {s["origin"]: _origin(s["origin"]) for s in judged["suspects"]}
+        process = {
+            "rank": rank_of(),
+            "host": socket.gethostname(),
+            "pid": self._pid,
+            "file": self.recording.name if self.recording else "",
+            "unit": self._unit,
+            "cost": self._watch.cost(),
+            "left": _bytes_left(),
+            "last": self._last_step,
+        }
+        return verdicts.document(judged, origins, self._holdings, process)
+
+    def stop(self) -> None:
+        """Stops watching and says the verdict; the recording is complete. Again: nothing."""
+        if self._stopped or os.getpid() != self._pid:
+            return
+        self._stopped = True
+        atexit.unregister(self.stop)
+        self._end_timer.set()
+        delattr(torch.UntypedStorage, "__init__")
+        self._optimizers.remove()
+        self._steps.end()
+        with contextlib.suppress(TenureError):
+            name_modules()
+        verdict = self.verdict()
+        self._watch.put("cost", f"{self._watch.cost():.5f}")
+        self._watch.put("ended", "yes")
+        broken = self._watch.broken()
+        if broken:
+            say(f"nothing is recorded any more: {broken}")
+        del self._watch  # the recording is complete
+        self._conclude(verdict)
+
+    def _conclude(self, verdict: verdicts.Document) -> None:
+        """The first screen and the JSON file, of all ranks where this is the one to speak."""
+        ranks = int(os.environ.get("WORLD_SIZE", "1") or 1)
+        if self.recording is not None and ranks > 1:
+            if rank_of() != 0 and not self._options.json:
+                return
+            verdict = self._merged(verdict, ranks) or verdict
+        if self._options.json:
+            _write_json(Path(self._options.json), verdict)
+        if self._options.quiet or rank_of() != 0 or verdict["steps"] == 0:
+            return
+        say(verdicts.first_screen(verdict))
+        if self.recording is not None and verdict["verdict"] in {"leak", "growth"}:
+            folder = verdicts.shown_path(self.recording.parent)
+            say(f"recorded in {folder}: `tenure why {folder}` says more")
+
+    def _merged(self, mine: verdicts.Document, ranks: int) -> verdicts.Document | None:
+        """The verdict of all ranks on this host, once they have ended or after a while."""
+        assert self.recording is not None
+        until = time.monotonic() + (_OTHERS if rank_of() == 0 else 0)
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks) or ranks)
+        while True:
+            try:
+                found = [
+                    recordings.document_of(f) for f in recordings.files_in([self.recording.parent])
+                ]
+            except TenureError:
+                found = [mine]
+            ended = [d for d in found if d["ranks"][0].get("ended")]
+            if len(ended) >= local or time.monotonic() > until:
+                return verdicts.merged(found)
+            time.sleep(0.1)
+
+    def _step_ended(self, step: int) -> None:
+        """Called by the clock on the thread that announced the step, after the row was taken."""
+        if self._unit != "step":
+            self._unit = "step"
+            self._watch.put("unit", "step")
+        self._last_step = step
+        if self._watch.due():
+            self._judge()
+
+    def _keep_time(self) -> None:
+        """Gives a program without steps intervals of time in their place."""
+        began = time.monotonic()
+        wait = _FIRST_INTERVAL
+        count = 0
+        while not self._end_timer.wait(wait):
+            if self._unit == "step" and _C.step_now() > 0:
+                return
+            if count == 0:
+                self._unit = "interval"
+                self._watch.put("unit", "interval")
+            count += 1
+            self._last_step = count
+            if not self._watch.end_interval(count):  # the clock ticks by now
+                return
+            if self._watch.due():
+                _C.call_on_main_thread(self._judge)
+            wait = max(_INTERVAL, (time.monotonic() - began) / 100)
+
+    def _judge(self) -> None:
+        """Judges, and looks at holders if there is reason to."""
+        if self._stopped or not self._judging.acquire(blocking=False):
+            return
+        began = time.perf_counter()
+        try:
+            name_modules()
+            verdict = self._watch.judge()
+            if verdict["verdict"] == "leak":
+                self._look(verdict["suspects"])
+            self._tell(verdict)
+            self._mind_cost()
+            self._watch.put("cost", f"{self._watch.cost():.5f}")
+            left = _bytes_left()
+            self._watch.put("left", str(left) if left is not None else "")
+        except TenureError as error:
+            self._watch.note("error", str(error))
+        finally:
+            self._judging.release()
+            self._watch.spend(time.perf_counter() - began)
+
+    def _look(self, suspects: list[dict[str, Any]]) -> None:
+        """Writes down who holds suspects that are new, or have doubled since."""
+        wanted = [s for s in suspects[:8] if s["bytes"] >= 2 * self._looked_at.get(s["origin"], 0)]
+        if not wanted:
+            return
+        found = look([s["origin"] for s in wanted], self._last_step)
+        for suspect in wanted:
+            origin = suspect["origin"]
+            self._looked_at[origin] = max(1, suspect["bytes"])
+            if origin not in found:
+                continue
+            self._holdings[origin] = found[origin].as_json()
+            self._watch.add_holding(
+                self._last_step,
+                origin,
+                suspect["per_step"],
+                suspect["bytes"],
+                suspect["count"],
+                json.dumps(self._holdings[origin], ensure_ascii=False),
+            )
+
+    def _tell(self, judged: dict[str, Any]) -> None:
+        """Speaks up once growth has lasted for twice the steps after which it was suspected."""
+        kind = judged["verdict"]
+        if kind not in {"leak", "growth"}:
+            self._suspected_at = 0
+            if self._told:
+                say(f"{self._told} reported earlier has ended: memory no longer grows")
+                self._told = ""
+            return
+        self._suspected_at = self._suspected_at or judged["steps"]
+        lasted = judged["steps"] >= 2 * self._suspected_at
+        if self._options.quiet or self._told == kind or not lasted or rank_of() != 0:
+            return
+        self._told = kind
+        say(verdicts.first_screen(self.verdict()))
+
+    def _mind_cost(self) -> None:
+        rows = self._watch.rows()
+        seconds = rows[-1]["seconds"] if rows else 0
+        cost = self._watch.cost()
+        if seconds < _MIND_COST_AFTER or cost <= _MOST_COST or _C.observed_level() == "count":
+            return
+        _C.step_down("count")
+        text = f"watching cost {100 * cost:.0f} % of the time: from now on bytes are counted only"
+        self._watch.note("stepped down", text)
+        say(text)
+
+
+_session: Session | None = None
+_frames_installed = False
+
+
+def watch(
+    out: str | os.PathLike[str] | None = None,
+    *,
+    level: str = "trace",
+    json: str | os.PathLike[str] | None = None,
+    quiet: bool = False,
+) -> Session:
+    """Watches this process from now on: for notebooks, and programs that start it themselves.
+
+    Args:
+        out: Folder for the recording; without it the verdict is made from memory.
+        level: ``count``, ``trace`` or ``deep``, from the cheapest to the most told.
+        json: File for the verdict at the end.
+        quiet: Says nothing on stderr.
+
+    Example:
+        >>> import tenure, torch
+        >>> with tenure.watch(quiet=True) as session:
+        ...     model = torch.nn.Linear(256, 256)
+        ...     optimizer, kept = torch.optim.SGD(model.parameters()), []
+        ...     for _ in range(40):
+        ...         loss = model(torch.randn(64, 256)).square().mean()
+        ...         loss.backward()
+        ...         optimizer.step()
+        ...         kept.append(model(torch.randn(64, 256)))
+        ...     verdict = session.verdict()
+        >>> verdict["verdict"]
+        'leak'
+    """
+    options = Options(
+        out=os.fspath(out) if out is not None else "",
+        json=os.fspath(json) if json is not None else "",
+        level=level,
+        quiet=quiet,
+    )
+    global _session
+    _session = Session(options)
+    return _session
+
+
+def watch_from_environment() -> None:
+    """Watches this process as the variable ``TENURE`` says; the start-up hook calls it."""
+    global _session
+    if _session is None and os.environ.get(VARIABLE):
+        _session = Session(Options.parse(os.environ[VARIABLE]))
+
+
+def _welcome(storage: torch.UntypedStorage, *_: Any, **__: Any) -> None:
+    """Stands in for the constructor, which is how deepcopy and unpickling make storages."""
+    _C.welcome(storage)
+
+
+def _install_frames() -> None:
+    global _frames_installed
+    if _frames_installed:
+        return
+    _frames_installed = True
+    _C.install_frames(
+        f"{Path(torch.__file__).parent}/",
+        list(library_folders()),
+        nn.Module._wrapped_call_impl.__code__,
+    )
+
+
+def _recording_path(options: Options) -> Path | None:
+    if not options.out or not _C.can_record():
+        return None
+    folder = Path(options.out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        from tenure.errors import InputError
+
+        raise InputError(
+            f"cannot write recordings to {folder}: {error.strerror}: give --out another folder"
+        ) from None
+    return folder / recording_name()
+
+
+def _about(options: Options) -> list[tuple[str, str]]:
+    """What a recording says of its process. No argument, path or variable that may be secret."""
+    allowed = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "SLURM_JOB_ID")
+    return [
+        ("rank", str(rank_of())),
+        ("host", socket.gethostname()),
+        ("pid", str(os.getpid())),
+        ("began", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())),
+        ("level", options.level),
+        ("tenure", VERSION),
+        ("torch", torch.__version__),
+        ("python", platform.python_version()),
+        ("machine", platform.machine()),
+        *((f"env {name}", os.environ[name]) for name in allowed if name in os.environ),
+    ]
+
+
+def _origin(number: int) -> dict[str, Any]:
+    origin = _C.origin(number)
+    return {**origin, "device": _C.device_from_tag(origin["device"])}
+
+
+def _bytes_left() -> int | None:
+    """How far this process may grow before something kills it."""
+    process = _C.sample().process
+    left = [process.host_available]
+    if process.cgroup is not None:
+        left.append(process.cgroup.headroom)
+    return min((value for value in left if value is not None), default=None)
+
+
+def _write_json(path: Path, verdict: verdicts.Document) -> None:
+    """At once or not at all, for another rank may write it too."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(verdict, ensure_ascii=False, indent=1) + "\n")
+        beside.replace(path)
+    except OSError as error:
+        say(f"cannot write {path}: {error.strerror}: give --json a file that can be written to")

@@ -1,0 +1,251 @@
+"""Verdicts as data: the stable JSON, and the first screen that a person reads."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["SCHEMA", "document", "first_screen", "merged", "site_text"]
+
+SCHEMA = 1
+_ORDER = ("leak", "growth", "flat", "too-short")  # the worst first
+_SHORT = {"held": "held storages"}
+
+Document = dict[str, Any]
+
+
+def document(
+    judged: Mapping[str, Any],
+    origins: Mapping[int, Mapping[str, Any]],
+    holdings: Mapping[int, Mapping[str, Any]],
+    process: Mapping[str, Any],
+) -> Document:
+    """One process's verdict.
+
+    Args:
+        judged: What the extension's ``judge`` returned.
+        origins: The origins of the suspects, by id.
+        holdings: What held their storages when someone last looked, by origin.
+        process: ``rank``, ``host``, ``pid``, ``cost`` and the like.
+    """
+    suspects = []
+    for suspect in judged["suspects"]:
+        origin = origins.get(suspect["origin"], {})
+        held = holdings.get(suspect["origin"], {})
+        suspects.append(
+            {
+                "rank": process.get("rank", 0),
+                "device": origin.get("device", "cpu"),
+                "bytes": suspect["bytes"],
+                "bytes_per_step": round(suspect["per_step"]),
+                "confidence": round(suspect["confidence"], 4),
+                "count": suspect["count"],
+                "since": suspect["since"],
+                "storages": held.get("storages", []),
+                "op": origin.get("op", ""),
+                "module": origin.get("module", ""),
+                "phase": origin.get("phase", ""),
+                "site": origin.get("forward_site") or origin.get("site", ""),
+                "holders": held.get("paths", []),
+                "cycle": held.get("cycle", False),
+                "advice": held.get("advice", ""),
+            }
+        )
+    split = {share["name"]: round(share["per_step"]) for share in judged["shares"]}
+    rank = {
+        **process,
+        "verdict": judged["verdict"],
+        "steps": judged["steps"],
+        "since": judged["since"],
+        "bytes_per_step": round(judged["per_step"]),
+        "confidence": round(judged["confidence"], 4),
+        "seconds_per_step": judged["seconds_per_step"],
+        "os": round(judged["total"]["per_step"]),
+        "peak": round(judged["peak"]["per_step"]),
+        "split": split,
+        "why": judged["why"],
+    }
+    return {
+        "schema": SCHEMA,
+        "verdict": judged["verdict"],
+        "steps": judged["steps"],
+        "split": split,
+        "ranks": [rank],
+        "suspects": _by_holder(suspects),
+    }
+
+
+def _by_holder(suspects: list[Document]) -> list[Document]:
+    """Those with a known holder and the most growth behind it first."""
+    growth: Counter[str] = Counter()
+    for suspect in suspects:
+        growth[_holder_of(suspect)] += suspect["bytes_per_step"]
+    return sorted(
+        suspects,
+        key=lambda s: (not s["holders"], -growth[_holder_of(s)], -s["bytes_per_step"]),
+    )
+
+
+def _holder_of(suspect: Mapping[str, Any]) -> str:
+    """What leaks, whatever lies behind it: the path up to the mark, without its numbers."""
+    if not suspect["holders"]:
+        return ""
+    kept = []
+    for hop in suspect["holders"][0]:
+        kept.append(hop["text"])
+        if hop.get("leak"):
+            break
+    return re.sub(r"\d+", "", " → ".join(kept))
+
+
+def merged(documents: Sequence[Document]) -> Document:
+    """The verdict of a job from those of its processes."""
+    ran = [d for d in documents if d["steps"] > 0] or list(documents)
+    worst = min(ran, key=lambda d: _ORDER.index(d["verdict"]))
+    suspects = [suspect for d in ran for suspect in d["suspects"]]
+    return {
+        "schema": SCHEMA,
+        "verdict": worst["verdict"],
+        "steps": max(d["steps"] for d in ran),
+        "split": worst["split"],
+        "ranks": sorted((d["ranks"][0] for d in ran), key=lambda rank: (rank["rank"], rank["pid"])),
+        "suspects": _by_holder(suspects),
+    }
+
+
+def first_screen(verdict: Document, *, limit_bytes: float | None = None) -> str:
+    """What a person sees first: how much, since when, who holds it and where it was made."""
+    rank = _spokesman(verdict)
+    kind = verdict["verdict"]
+    unit = rank.get("unit", "step")
+    if kind in {"flat", "too-short"}:
+        lines = [
+            f"{kind.upper().replace('-', ' ')} over {verdict['steps']:,} {unit}s: {rank['why']}"
+        ]
+        return "\n".join([*lines, _ranks_line(verdict)])
+    lines = [
+        f"{kind.upper()} {_mb(rank['bytes_per_step'])}/{unit} since {unit} {rank['since']:,}"
+        + _end(rank, unit, limit_bytes),
+        _split_line(rank),
+    ]
+    if kind == "growth":
+        lines.append(rank["why"])
+    seen: dict[str, list[Document]] = {}
+    for suspect in verdict["suspects"]:
+        seen.setdefault(_holder_of(suspect), []).append(suspect)
+    for group in list(seen.values())[:3]:
+        lines += _suspect_lines(group)
+    if kind == "leak" and not verdict["suspects"]:
+        lines.append("who holds them was not recorded: run again with --level trace")
+    return "\n".join([*lines, _ranks_line(verdict)])
+
+
+def _spokesman(verdict: Document) -> Document:
+    found: Document = next(
+        rank for rank in verdict["ranks"] if rank["verdict"] == verdict["verdict"]
+    )
+    return max(
+        (r for r in verdict["ranks"] if r["verdict"] == verdict["verdict"]),
+        key=lambda r: r["bytes_per_step"],
+        default=found,
+    )
+
+
+def _end(rank: Document, unit: str, limit: float | None) -> str:
+    rate = max(rank["os"], rank["bytes_per_step"])
+    left = limit if limit is not None else rank.get("left")
+    if not left or rate <= 0:
+        return ""
+    steps = left / rate
+    seconds = steps * rank["seconds_per_step"]
+    if seconds > 30 * 86400:
+        return ""
+    hours, rest = divmod(int(seconds), 3600)
+    at = rank.get("last", 0) + steps
+    left_text = f"{hours:02}:{rest // 60:02}:{rest % 60:02}"
+    return f" · out of memory near {unit} {_rounded(at):,} (in {left_text})"
+
+
+def _rounded(value: float) -> int:
+    """Three digits: it is an estimate."""
+    digits = max(0, len(str(int(value))) - 3)
+    return int(round(value, -digits))
+
+
+def _split_line(rank: Document) -> str:
+    parts = {name: value for name, value in rank["split"].items() if abs(value) >= 5e4}
+    shown = " + ".join(
+        f"{_SHORT.get(name, name)} {value / 1e6:.1f}" for name, value in parts.items()
+    )
+    peak = f" · a step's peak {_mb(rank['peak'])}" if rank["peak"] >= 5e4 else ""
+    return f"OS {_mb(rank['os'])}" + (f" = {shown}" if shown else "") + peak
+
+
+def _suspect_lines(group: list[Document]) -> list[str]:
+    first = group[0]
+    count = sum(s["count"] for s in group)
+    made = f"{first['op'] or 'storages'}" + (f" in {first['module']}" if first["module"] else "")
+    more = f" and {len(group) - 1} more places" if len(group) > 1 else ""
+    growth = _mb(sum(s["bytes_per_step"] for s in group))
+    where = f"{site_text(first['site'])}{more}"
+    lines = [f"{count:,} storages, {growth} each time, made by {made} at {where}"]
+    if not first["holders"]:
+        lines.append("  held by nothing that Python or autograd knows: C++ code holds them")
+    else:
+        what = "  held in a cycle: " if first["cycle"] else "  held by "
+        lines.append(what + _path_line(first["holders"][0]))
+    if first["advice"]:
+        lines.append(f"  {first['advice']}")
+    return lines
+
+
+def _path_line(path: Sequence[Mapping[str, Any]]) -> str:
+    shown = [hop["text"] for hop in path]
+    marked = [i for i, hop in enumerate(path) if hop.get("leak")]
+    if marked and len(marked) < len(path):
+        shown[marked[0]] += "  ← grows here"
+    return " → ".join(shown)
+
+
+def site_text(site: str) -> str:
+    """``train.py:41 main`` of a site with its whole path."""
+    file, _, rest = site.rpartition("/")
+    return rest if file else site or "an unknown line"
+
+
+def _ranks_line(verdict: Document) -> str:
+    ranks = verdict["ranks"]
+    cost = max(rank.get("cost", 0.0) for rank in ranks)
+    told = f"watching cost {100 * cost:.1f} %"
+    if len(ranks) == 1:
+        return told
+    same = sorted({r["rank"] for r in ranks if r["verdict"] == verdict["verdict"]})
+    others = {r["verdict"] for r in ranks} - {verdict["verdict"]}
+    rest = f"; others {', '.join(sorted(others))}" if others else ""
+    return f"on ranks {_spans(same)} of {len(ranks)}{rest} · {told}"
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """``0-3, 7``."""
+    out: list[list[int]] = []
+    for number in numbers:
+        if out and number == out[-1][1] + 1:
+            out[-1][1] = number
+        else:
+            out.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
+
+
+def _mb(value: float) -> str:
+    return f"{value / 1e6:+.1f} MB" if abs(value) >= 5e4 else f"{value / 1e3:+.1f} kB"
+
+
+def shown_path(path: str | Path) -> str:
+    """A path as a person would type it: from here, if it is below."""
+    try:
+        return str(Path(path).resolve().relative_to(Path.cwd()))
+    except (OSError, ValueError):
+        return str(path)

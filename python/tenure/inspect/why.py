@@ -1,0 +1,115 @@
+"""`tenure why` and `tenure check`: what recordings say."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tenure.errors import InputError
+from tenure.inspect import recordings, verdicts
+
+__all__ = ["CODES", "parse_bytes", "why_all", "why_one"]
+
+CODES = {"flat": 0, "leak": 1, "growth": 1, "too-short": 3}
+_UNITS = {
+    "": 1,
+    "k": 1e3,
+    "m": 1e6,
+    "g": 1e9,
+    "t": 1e12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
+
+
+def parse_bytes(text: str) -> int:
+    """``12GiB``, ``500 MB`` or plain bytes."""
+    cleaned = text.strip().lower().removesuffix("b").strip()
+    number = cleaned.rstrip("kmgti ")
+    unit = cleaned[len(number) :].strip()
+    try:
+        return int(float(number) * _UNITS[unit])
+    except (KeyError, ValueError):
+        raise InputError(f"'{text}' is no number of bytes: write 12GiB, 500MB or 1048576") from None
+
+
+def why_all(paths: Sequence[str | Path], most: int = 5) -> str:
+    """Every suspect with all the ways in which it is held."""
+    verdict = recordings.judge(paths)
+    out = [verdicts.first_screen(verdict)]
+    for number, suspect in enumerate(verdict["suspects"][:most], 1):
+        out += ["", *_suspect(number, suspect)]
+    left = len(verdict["suspects"]) - most
+    if left > 0:
+        out.append(f"\n… and {left} more; --json has them all")
+    return "\n".join(out)
+
+
+def _suspect(number: int, suspect: dict[str, Any]) -> list[str]:
+    made = suspect["op"] or "unknown"
+    inside = f" in {suspect['module']}" if suspect["module"] else ""
+    size = f"{suspect['count']:,} storages, {suspect['bytes'] / 1e6:,.1f} MB"
+    growth = f"{suspect['bytes_per_step'] / 1e6:+.3f} MB each time"
+    sure = f"sure to {100 * suspect['confidence']:.1f} %"
+    where = suspect["site"] or "an unknown line"
+    lines = [
+        f"{number}. rank {suspect['rank']} {suspect['device']}: {size}, {growth}, {sure}",
+        f"   made by {made}{inside} ({suspect['phase']}) at {where}",
+    ]
+    for path in suspect["holders"]:
+        word = "held in a cycle" if suspect["cycle"] else "held by"
+        lines.append(f"   {word}:")
+        lines += [
+            f"     {'└ ' if i else ''}{hop['text']}{'   ← grows here' if hop.get('leak') else ''}"
+            for i, hop in enumerate(path)
+        ]
+    if suspect["advice"]:
+        lines.append(f"   {suspect['advice']}")
+    if suspect["storages"]:
+        lines.append(f"   storages {', '.join(map(str, suspect['storages'][-5:]))}")
+    return lines
+
+
+def why_one(paths: Sequence[str | Path], storage: int) -> str:
+    """One storage, by the id that recordings and verdicts give it."""
+    for path in recordings.files_in(paths):
+        with recordings.opened(path) as connection:
+            connection.row_factory = sqlite3.Row
+            row = connection.execute(
+                "SELECT s.*, o.op, o.module, o.phase, o.site, o.forward_site FROM storages s "
+                "LEFT JOIN origins o ON o.id = s.origin WHERE s.id = ?",
+                (storage,),
+            ).fetchone()
+            if row is None:
+                continue
+            held = connection.execute(
+                "SELECT step, path FROM holdings WHERE origin = ? ORDER BY id DESC LIMIT 1",
+                (row["origin"],),
+            ).fetchone()
+            return "\n".join(_storage(path, row, held))
+    raise InputError(
+        f"no recording has a storage {storage}: `tenure why` without a number lists suspects"
+    )
+
+
+def _storage(path: Path, row: sqlite3.Row, held: sqlite3.Row | None) -> list[str]:
+    end = f"died in step {row['died_step']}" if row["died_step"] is not None else "alive at the end"
+    life = f"born in step {row['born_step']}, {end}"
+    inside = f" in {row['module']}" if row["module"] else ""
+    where = row["site"] or "an unknown line"
+    lines = [
+        f"storage {row['id']} in {path.name}: {row['bytes']:,} bytes, {life}",
+        f"made by {row['op'] or 'unknown'}{inside} ({row['phase']}) at {where}",
+    ]
+    if row["forward_site"]:
+        lines.append(f"for what forward did at {row['forward_site']}")
+    if row["died_step"] is None and held is not None:
+        paths = json.loads(held["path"])["paths"]
+        lines.append(f"its like were held, in step {held['step']}, by:")
+        lines += ["  " + " → ".join(hop["text"] for hop in hops) for hops in paths]
+    return lines

@@ -1,0 +1,77 @@
+#include <tenure/inspect/children.h>
+
+#include <dirent.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace tenure::inspect {
+namespace {
+
+// The beginning of a file in /proc, or nothing if its process is gone.
+std::string proc_text(pid_t process, const char* name) {
+  const auto path = "/proc/" + std::to_string(process) + "/" + name;
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "re"), &std::fclose);
+  std::string out(512, '\0');
+  out.resize(file ? std::fread(out.data(), 1, out.size(), file.get()) : 0);
+  return out;
+}
+
+// The fourth field of stat; the second is a name in parentheses that may contain anything.
+pid_t parent_of(pid_t process) {
+  const auto stat = proc_text(process, "stat");
+  const auto name_end = stat.rfind(')');
+  if (name_end == std::string::npos || name_end + 4 > stat.size()) {
+    return 0;
+  }
+  return static_cast<pid_t>(std::strtol(stat.c_str() + name_end + 4, nullptr, 10));
+}
+
+std::unordered_map<pid_t, std::vector<pid_t>> families() {
+  std::unordered_map<pid_t, std::vector<pid_t>> out;
+  const std::unique_ptr<DIR, int (*)(DIR*)> proc(::opendir("/proc"), &::closedir);
+  while (const auto* entry = proc ? ::readdir(proc.get()) : nullptr) {
+    if (const auto process = static_cast<pid_t>(std::strtol(entry->d_name, nullptr, 10))) {
+      out[parent_of(process)].push_back(process);
+    }
+  }
+  return out;
+}
+
+int64_t private_bytes(pid_t process) {
+  const auto statm = proc_text(process, "statm");  // pages: all, resident, shared …
+  char* next = nullptr;
+  std::strtoll(statm.c_str(), &next, 10);
+  const auto resident = std::strtoll(next, &next, 10);
+  const auto shared = std::strtoll(next, &next, 10);
+  return (resident - shared) * ::sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace
+
+std::optional<int64_t> bytes_of_children(pid_t process) {
+  const auto children_of = families();
+  std::vector<pid_t> left{process};
+  std::optional<int64_t> out;
+  while (!left.empty()) {
+    const auto parent = left.back();
+    left.pop_back();
+    const auto found = children_of.find(parent);
+    if (found == children_of.end()) {
+      continue;
+    }
+    for (const auto child : found->second) {
+      out = out.value_or(0) + private_bytes(child);
+      left.push_back(child);
+    }
+  }
+  return out;
+}
+
+}  // namespace tenure::inspect

@@ -1,0 +1,275 @@
+#include <tenure/inspect/graph.h>
+
+#include <algorithm>
+#include <deque>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace tenure::inspect {
+
+const char* kind_name(NodeKind kind) {
+  switch (kind) {
+    case NodeKind::root:
+      return "root";
+    case NodeKind::frame:
+      return "frame";
+    case NodeKind::object:
+      return "object";
+    case NodeKind::tensor:
+      return "tensor";
+    case NodeKind::autograd:
+      return "autograd";
+    case NodeKind::storage:
+      return "storage";
+  }
+  return "object";
+}
+
+Graph::Graph() : slots_(size_t{1} << 16, kNone) {}
+
+size_t Graph::slot_of(const void* object) const {
+  const auto mask = slots_.size() - 1;
+  auto slot = ((reinterpret_cast<uintptr_t>(object) >> 4) * 0x9E3779B97F4A7C15ULL >> 20) & mask;
+  while (slots_[slot] != kNone && objects_[slots_[slot]] != object) {
+    slot = (slot + 1) & mask;
+  }
+  return slot;
+}
+
+void Graph::grow() {
+  slots_.assign(slots_.size() * 2, kNone);
+  for (uint32_t node = 0; node < size(); ++node) {
+    slots_[slot_of(objects_[node])] = node;
+  }
+}
+
+std::pair<uint32_t, bool> Graph::add(NodeKind kind, const void* object) {
+  if (size() * size_t{2} >= slots_.size()) {
+    grow();
+  }
+  auto& slot = slots_[slot_of(object)];
+  if (slot != kNone) {
+    return {slot, false};
+  }
+  slot = size();
+  kinds_.push_back(kind);
+  objects_.push_back(object);
+  parents_.push_back(kNone);
+  referrers_.push_back(0);
+  return {slot, true};
+}
+
+uint32_t Graph::find(const void* object) const { return slots_[slot_of(object)]; }
+
+uint32_t Graph::expand_next() {
+  const auto next = static_cast<uint32_t>(firsts_.size());
+  if (next >= size()) {
+    return kNone;
+  }
+  firsts_.push_back(static_cast<uint32_t>(edges_.size()));
+  return next;
+}
+
+void Graph::refer(NodeKind kind, const void* object) {
+  const auto [node, added] = add(kind, object);
+  if (added) {
+    parents_[node] = static_cast<uint32_t>(firsts_.size() - 1);
+  }
+  ++referrers_[node];
+  edges_.push_back(node);
+}
+
+// Tarjan's components without recursion, on the nodes that no root reaches.
+const Graph::Loose& Graph::loose() const {
+  if (loose_made_) {
+    return loose_;
+  }
+  loose_made_ = true;
+  const auto begin = std::min(first_loose_, size());
+  const auto count = size() - begin;
+  const auto first_of = [&](uint32_t node) { return firsts_[node]; };
+  const auto last_of = [&](uint32_t node) {
+    return node + 1 < firsts_.size() ? firsts_[node + 1] : static_cast<uint32_t>(edges_.size());
+  };
+
+  loose_.first_referrer.assign(count + 1, 0);
+  for (auto node = begin; node < size(); ++node) {
+    for (auto edge = first_of(node); edge < last_of(node); ++edge) {
+      if (edges_[edge] >= begin) {
+        ++loose_.first_referrer[edges_[edge] - begin + 1];
+      }
+    }
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    loose_.first_referrer[i + 1] += loose_.first_referrer[i];
+  }
+  loose_.referrers.resize(loose_.first_referrer[count]);
+  auto filled = loose_.first_referrer;
+  for (auto node = begin; node < size(); ++node) {
+    for (auto edge = first_of(node); edge < last_of(node); ++edge) {
+      if (edges_[edge] >= begin) {
+        loose_.referrers[filled[edges_[edge] - begin]++] = node;
+      }
+    }
+  }
+
+  std::vector<uint32_t> order(count, kNone);
+  std::vector<uint32_t> low(count, 0);
+  std::vector<uint32_t> pending;
+  std::vector<std::pair<uint32_t, uint32_t>> calls;  // node, next edge
+  std::vector<bool> on_stack(count, false);
+  loose_.component.assign(count, kNone);
+  uint32_t clock = 0;
+  for (uint32_t start = 0; start < count; ++start) {
+    if (order[start] != kNone) {
+      continue;
+    }
+    calls.emplace_back(start, first_of(begin + start));
+    while (!calls.empty()) {
+      auto& [node, edge] = calls.back();
+      if (order[node] == kNone) {
+        order[node] = low[node] = clock++;
+        pending.push_back(node);
+        on_stack[node] = true;
+      }
+      if (edge < last_of(begin + node)) {
+        const auto target = edges_[edge++];
+        if (target < begin) {
+          continue;
+        }
+        const auto to = target - begin;
+        if (order[to] == kNone) {
+          calls.emplace_back(to, first_of(target));
+        } else if (on_stack[to]) {
+          low[node] = std::min(low[node], order[to]);
+        }
+        continue;
+      }
+      if (low[node] == order[node]) {
+        const auto number = static_cast<uint32_t>(loose_.cyclic.size());
+        std::vector<uint32_t> members;
+        do {
+          members.push_back(pending.back());
+          pending.pop_back();
+          on_stack[members.back()] = false;
+          loose_.component[members.back()] = number;
+        } while (members.back() != node);
+        const bool pair = members.size() == 2 && is_pair(begin + members[0], begin + members[1]);
+        loose_.cyclic.push_back(members.size() > 1 && !pair);
+      }
+      const auto done = node;
+      calls.pop_back();
+      if (!calls.empty()) {
+        auto& above = low[calls.back().first];
+        above = std::min(above, low[done]);
+      }
+    }
+  }
+  return loose_;
+}
+
+Retention Graph::retention(uint32_t node) const {
+  Retention out;
+  if (reached(node)) {
+    out.reached = true;
+    for (auto at = node; at != kNone; at = parents_[at]) {
+      out.path.push_back(at);
+    }
+    std::ranges::reverse(out.path);
+    return out;
+  }
+  // Backwards from the node to the nearest cycle, or else to the outermost object there is.
+  const auto& graph = loose();
+  const auto begin = first_loose_;
+  std::unordered_map<uint32_t, uint32_t> towards{{node, kNone}};
+  std::deque<uint32_t> queue{node};
+  auto top = node;
+  while (!queue.empty()) {
+    top = queue.front();
+    queue.pop_front();
+    if (graph.cyclic[graph.component[top - begin]]) {
+      break;
+    }
+    const auto last = graph.first_referrer[top - begin + 1];
+    for (auto i = graph.first_referrer[top - begin]; i < last; ++i) {
+      if (towards.emplace(graph.referrers[i], top).second) {
+        queue.push_back(graph.referrers[i]);
+      }
+    }
+  }
+  for (auto at = top; at != kNone; at = towards[at]) {
+    out.path.push_back(at);
+  }
+  if (!graph.cyclic[graph.component[top - begin]]) {
+    return out;
+  }
+  out.cycle = cycle_through(top);
+  const auto last = graph.first_referrer[top - begin + 1];
+  for (auto i = graph.first_referrer[top - begin]; i < last && out.cycle.empty(); ++i) {
+    const auto other = graph.referrers[i];
+    if (is_pair(top, other)) {  // the cycle passes through the tensor's other half only
+      out.cycle = cycle_through(other);
+      out.path.insert(out.path.begin(), other);
+    }
+  }
+  return out;
+}
+
+// The shortest way from `top` back to itself, found backwards within its component.
+std::vector<uint32_t> Graph::cycle_through(uint32_t top) const {
+  const auto& graph = loose();
+  const auto begin = first_loose_;
+  std::unordered_map<uint32_t, uint32_t> next;
+  std::deque<uint32_t> queue{top};
+  while (!queue.empty()) {
+    const auto at = queue.front();
+    queue.pop_front();
+    const auto last = graph.first_referrer[at - begin + 1];
+    for (auto i = graph.first_referrer[at - begin]; i < last; ++i) {
+      const auto from = graph.referrers[i];
+      const bool back = next.contains(at) && next[at] == from && is_pair(from, at);
+      if (graph.component[from - begin] != graph.component[top - begin] || back ||
+          !next.emplace(from, at).second) {
+        continue;
+      }
+      if (from == top) {
+        std::vector<uint32_t> cycle{top};
+        for (auto step = next[top]; step != top; step = next[step]) {
+          cycle.push_back(step);
+        }
+        return cycle;
+      }
+      queue.push_back(from);
+    }
+  }
+  return {};
+}
+
+std::vector<uint32_t> Graph::labels_behind(std::span<const uint32_t> path,
+                                           std::span<const uint32_t> nodes,
+                                           std::span<const uint64_t> labels) const {
+  std::unordered_map<uint32_t, size_t> place;
+  for (size_t i = 0; i < path.size(); ++i) {
+    place[path[i]] = i;
+  }
+  // A way that leads through an element leads through all before it: the deepest one suffices.
+  std::vector<std::vector<uint64_t>> met(path.size());
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    auto at = nodes[i];
+    while (at != kNone && !place.contains(at)) {
+      at = parents_[at];
+    }
+    if (at != kNone) {
+      met[place[at]].push_back(labels[i]);
+    }
+  }
+  std::vector<uint32_t> out(path.size());
+  std::unordered_set<uint64_t> seen;
+  for (size_t i = path.size(); i-- > 0;) {
+    seen.insert(met[i].begin(), met[i].end());
+    out[i] = static_cast<uint32_t>(seen.size());
+  }
+  return out;
+}
+
+}  // namespace tenure::inspect

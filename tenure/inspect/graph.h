@@ -1,0 +1,91 @@
+// Graph: who refers to whom, from roots to storages, as numbers. Torch-free: what the objects are
+// is the builder's business (python/bindings/references.cpp). Built once, breadth first, and then
+// asked; one thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace tenure::inspect {
+
+enum class NodeKind : uint8_t { root, frame, object, tensor, autograd, storage };
+const char* kind_name(NodeKind kind);
+
+// How a node is kept alive.
+struct Retention {
+  bool reached = false;         // path begins at a root
+  std::vector<uint32_t> path;   // from the root, or from the cycle or the outermost holder known
+  std::vector<uint32_t> cycle;  // if path begins in one: its nodes in order
+};
+
+class Graph {
+ public:
+  static constexpr uint32_t kNone = ~uint32_t{0};
+
+  Graph();
+
+  // The number of the object, and whether it is new. A new one's parent is the node that is being
+  // expanded, or nobody.
+  std::pair<uint32_t, bool> add(NodeKind kind, const void* object);
+  // kNone if it is not there.
+  uint32_t find(const void* object) const;
+
+  // Breadth first: expand_next() names the node whose references are to be added with refer(), in
+  // order, until there is none.
+  uint32_t expand_next();
+  void refer(NodeKind kind, const void* object);
+  // What is added from now on is not reached from any root.
+  void begin_loose() { first_loose_ = size(); }
+
+  uint32_t size() const { return static_cast<uint32_t>(kinds_.size()); }
+  size_t references() const { return edges_.size(); }
+  NodeKind kind(uint32_t node) const { return kinds_[node]; }
+  const void* object(uint32_t node) const { return objects_[node]; }
+  uint32_t parent(uint32_t node) const { return parents_[node]; }
+  bool reached(uint32_t node) const { return node < first_loose_; }
+  // How many references of the graph lead to it.
+  uint32_t referrers(uint32_t node) const { return referrers_[node]; }
+
+  // The shortest way.
+  Retention retention(uint32_t node) const;
+
+  // How many different labels the `nodes` have whose shortest way leads through each element of
+  // `path`, itself the way to one of them.
+  std::vector<uint32_t> labels_behind(std::span<const uint32_t> path,
+                                      std::span<const uint32_t> nodes,
+                                      std::span<const uint64_t> labels) const;
+
+ private:
+  void grow();
+  size_t slot_of(const void* object) const;
+
+  // What is only needed for nodes that no root reaches, made when first asked for.
+  struct Loose {
+    std::vector<uint32_t> first_referrer, referrers;  // as firsts_ and edges_, backwards
+    std::vector<uint32_t> component;                  // strongly connected, by node - first_loose_
+    std::vector<bool> cyclic;                         // by component
+  };
+  const Loose& loose() const;
+  std::vector<uint32_t> cycle_through(uint32_t top) const;
+  // A tensor and the object that it is in Python hold each other, which is no cycle of anyone's.
+  bool is_pair(uint32_t a, uint32_t b) const {
+    return (kind(a) == NodeKind::tensor && kind(b) == NodeKind::object) ||
+           (kind(a) == NodeKind::object && kind(b) == NodeKind::tensor);
+  }
+
+  std::vector<NodeKind> kinds_;
+  std::vector<const void*> objects_;
+  std::vector<uint32_t> parents_;
+  std::vector<uint32_t> referrers_;
+  std::vector<uint32_t> firsts_;  // of a node's references in edges_; nodes are expanded in order
+  std::vector<uint32_t> edges_;
+  std::vector<uint32_t> slots_;  // open addressing, by object
+  uint32_t first_loose_ = kNone;
+  mutable Loose loose_;
+  mutable bool loose_made_ = false;
+};
+
+}  // namespace tenure::inspect

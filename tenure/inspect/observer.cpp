@@ -1,0 +1,360 @@
+#include <tenure/inspect/observer.h>
+
+#include <tenure/core/error.h>
+#include <tenure/core/fork.h>
+#include <tenure/core/ticks.h>
+#include <tenure/core/torch_compat.h>
+#include <tenure/inspect/frames.h>
+#include <tenure/inspect/modules.h>
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <malloc.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+
+namespace tenure::inspect {
+namespace {
+
+std::atomic<Level> current_level{Level::off};
+std::atomic<uint32_t> current_step{0};
+std::atomic<uint64_t> spent{0};  // ticks
+std::atomic<uint64_t> operators_seen{0};
+
+BirthTable& table() {
+  static auto* instance = new BirthTable;
+  return *instance;
+}
+
+bool tracing() { return current_level.load(std::memory_order_relaxed) >= Level::trace; }
+
+// Note [Where a storage comes from]
+// An operator called from Python gives up the GIL and then allocates, on the same thread. That
+// thread's Python frames cannot change while it is inside the call, and nobody else may change
+// them, so it reads its own frames without the GIL. Forward operators leave the line and module
+// that they were called from under the sequence number of the nodes they make; a storage born while
+// such a node runs, on whichever thread, finds its forward line there.
+struct Trail {
+  static constexpr size_t kLength = 1 << 15;
+  struct Step {
+    uint64_t number = ~uint64_t{0};
+    NameId site = NameId::none;
+    uint32_t module = 0;
+  };
+  std::mutex mutex;
+  std::array<Step, kLength> steps;
+
+  void leave(uint64_t from, uint64_t to, NameId site, uint32_t module) {
+    std::lock_guard lock(mutex);
+    for (auto number = from; number < to && number < from + 64; ++number) {
+      steps[number % kLength] = {number, site, module};
+    }
+  }
+  Step find(uint64_t number) {
+    std::lock_guard lock(mutex);
+    const auto& step = steps[number % kLength];
+    return step.number == number ? step : Step();
+  }
+};
+
+// By the number that autograd gives the thread. Leaked, as its threads may outlive everything.
+struct Trails {
+  std::mutex mutex;
+  std::unordered_map<uint64_t, std::unique_ptr<Trail>> by_thread;
+
+  Trail& of(uint64_t thread) {
+    std::lock_guard lock(mutex);
+    auto& trail = by_thread[thread];
+    if (trail == nullptr) {
+      trail = std::make_unique<Trail>();
+    }
+    return *trail;
+  }
+  Trail* find(uint64_t thread) {
+    std::lock_guard lock(mutex);
+    const auto found = by_thread.find(thread);
+    return found == by_thread.end() ? nullptr : found->second.get();
+  }
+};
+
+Trails& trails() {
+  static auto* instance = new Trails;
+  return *instance;
+}
+
+// What this thread is in the middle of. Plain data but for the trail, which is the thread's own.
+struct Here {
+  static constexpr int kDeepest = 32;
+  std::array<const char*, kDeepest> operators{};
+  int depth = 0;
+  uint64_t sequence = 0;  // of the next node, when the outermost operator began
+  bool looked = false;    // frame is that of the outermost operator
+  FrameInfo frame;
+  Trail* trail = nullptr;
+  uint32_t thread = 0;
+  uint32_t births = 0;
+};
+thread_local Here here;
+
+const FrameInfo& frame_here() {
+  if (here.looked) {
+    return here.frame;
+  }
+  here.frame = FrameInfo();
+  const auto* frames = language_frames();
+  if (frames != nullptr) {
+    const auto deep = current_level.load(std::memory_order_relaxed) == Level::deep;
+    frames->look(here.frame, deep ? Depth::stack : Depth::site);
+  }
+  here.looked = here.depth > 0;  // the same until the outermost operator ends
+  return here.frame;
+}
+
+std::unique_ptr<at::ObserverContext> operator_begins(const at::RecordFunction& function) {
+  if (here.depth == 0) {
+    here.looked = false;
+    here.sequence = at::sequence_number::peek();
+  }
+  if (here.depth < Here::kDeepest) {
+    here.operators[static_cast<size_t>(here.depth)] = function.name();
+  }
+  ++here.depth;
+  return nullptr;
+}
+
+void operator_ends(const at::RecordFunction& /*function*/, at::ObserverContext* /*context*/) {
+  here.depth = std::max(0, here.depth - 1);
+  if (here.depth > 0) {
+    return;
+  }
+  operators_seen.fetch_add(1, std::memory_order_relaxed);
+  const auto now = at::sequence_number::peek();
+  if (now != here.sequence && tracing()) {
+    if (here.trail == nullptr) {
+      here.trail = &trails().of(at::RecordFunction::currentThreadId());
+    }
+    ++here.depth;  // so that the look is kept if it was made
+    const auto& frame = frame_here();
+    --here.depth;
+    here.trail->leave(here.sequence, now, frame.site, module_number(frame.module));
+  }
+  here.looked = false;
+}
+
+// The innermost operator that computes something, rather than make room for the result.
+NameId operator_here() {
+  for (int i = std::min(here.depth, Here::kDeepest) - 1; i >= 0; --i) {
+    const std::string_view name(here.operators[static_cast<size_t>(i)]);
+    if (i == 0 || !(name.starts_with("aten::empty") || name.starts_with("aten::resize") ||
+                    name.starts_with("aten::_to_copy"))) {
+      return tenure::intern(name);
+    }
+  }
+  return NameId::none;
+}
+
+OriginId origin_here(uint16_t device) {
+  const auto& frame = frame_here();
+  Origin origin{.op = operator_here(),
+                .site = frame.site,
+                .stack = frame.stack,
+                .module = module_number(frame.module),
+                .device = device};
+  if (const auto node = torch::autograd::get_current_node()) {
+    origin.phase = Phase::backward;
+    if (auto* trail = trails().find(node->thread_id())) {
+      const auto step = trail->find(node->sequence_nr());
+      origin.forward_site = step.site;
+      origin.module = step.module != 0 ? step.module : origin.module;
+    }
+  } else if (frame.optimizer) {
+    origin.phase = Phase::optimizer;
+  } else if (frame.module != nullptr || (here.depth > 0 && c10::GradMode::is_enabled())) {
+    origin.phase = Phase::forward;
+  }
+  return intern(origin);
+}
+
+void record_birth(const void* data, uint64_t bytes, uint16_t device) {
+  if (here.thread == 0) {
+    here.thread = static_cast<uint32_t>(syscall(SYS_gettid));
+  }
+  const bool timed = (here.births++ & 63) == 0;
+  const auto begin = timed ? ticks() : 0;
+  table().born(data, bytes, current_step.load(std::memory_order_relaxed), origin_here(device),
+               here.thread);
+  if (timed) {
+    spent.fetch_add((ticks() - begin) * 64, std::memory_order_relaxed);
+  }
+}
+
+// Note [Watching the CPU allocator]
+// The wrapper hands out what the allocator beneath it made, with our deleter in place of that
+// allocator's: the pointer is its own context before and after, so code that asks whether a block
+// is plain memory gets the same answer. Nothing is added to a block, so sizes and alignment are
+// what they were.
+class WatchedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    auto made = inner_->allocate(bytes);
+    if (made.get() == nullptr || made.get() != made.get_context() ||
+        !made.compare_exchange_deleter(inner_deleter_, &WatchedAllocator::free)) {
+      return made;
+    }
+    if (tracing()) {
+      record_birth(made.get(), bytes, 0);
+    } else if (current_level.load(std::memory_order_relaxed) == Level::count) {
+      table().count(static_cast<int64_t>(malloc_usable_size(made.get())));
+    }
+    return made;
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &WatchedAllocator::free; }
+  void copy_data(void* dest, const void* src, size_t bytes) const override {
+    inner_->copy_data(dest, src, bytes);
+  }
+
+  // False: the allocator beneath gives out more than plain memory, and cannot be watched.
+  bool install() {
+    inner_ = c10::GetCPUAllocator();
+    inner_deleter_ = inner_->raw_deleter();
+    if (inner_deleter_ == nullptr) {
+      return false;
+    }
+    c10::SetCPUAllocator(this, kPriority);
+    return true;
+  }
+  void remove() {
+    if (c10::GetCPUAllocator() == this) {
+      c10::SetCPUAllocator(inner_, kPriority);
+    }
+  }
+  bool adopt(c10::StorageImpl& storage) {
+    auto& data = const_cast<c10::DataPtr&>(storage.data_ptr());
+    return inner_deleter_ != nullptr && data.get() != nullptr && data.get() == data.get_context() &&
+           data.compare_exchange_deleter(inner_deleter_, &WatchedAllocator::free);
+  }
+
+ private:
+  // An allocator's priority only ever rises, so each of ours is as high as can be.
+  static constexpr uint8_t kPriority = 255;
+
+  static void free(void* data) {
+    if (!table().died(data, current_step.load(std::memory_order_relaxed)) &&
+        current_level.load(std::memory_order_relaxed) != Level::off) {
+      table().count(-static_cast<int64_t>(malloc_usable_size(data)));
+    }
+    inner_deleter_(data);
+  }
+
+  c10::Allocator* inner_ = nullptr;
+  static inline c10::DeleterFnPtr inner_deleter_ = nullptr;
+};
+
+WatchedAllocator& cpu_allocator() {
+  static auto* instance = new WatchedAllocator;
+  return *instance;
+}
+
+at::CallbackHandle operators_handle = at::INVALID_CALLBACK_HANDLE;
+
+void watch_operators(bool on) {
+  if (on && operators_handle == at::INVALID_CALLBACK_HANDLE) {
+    operators_handle =
+        at::addGlobalCallback(at::RecordFunctionCallback(&operator_begins, &operator_ends)
+                                  .scopes({at::RecordScope::FUNCTION}));
+  } else if (!on && operators_handle != at::INVALID_CALLBACK_HANDLE) {
+    at::removeCallback(operators_handle);
+    operators_handle = at::INVALID_CALLBACK_HANDLE;
+  }
+}
+
+void stop_in_child() {
+  current_level.store(Level::off, std::memory_order_relaxed);
+  cpu_allocator().remove();
+  watch_operators(false);
+}
+
+}  // namespace
+
+Observer& observer() {
+  static auto* instance = new Observer;
+  return *instance;
+}
+
+void Observer::start(Level level) {
+  if (this->level() != Level::off) {
+    throw Error("this process is being watched already: stop watching first");
+  }
+  static const bool once = [] {
+    on_fork_in_child(stop_in_child);
+    return true;
+  }();
+  (void)once;
+  spent.store(0, std::memory_order_relaxed);
+  operators_seen.store(0, std::memory_order_relaxed);
+  if (!cpu_allocator().install()) {
+    throw Error(
+        "the CPU allocator of this program cannot be watched: it gives out more than memory");
+  }
+  current_level.store(level, std::memory_order_relaxed);
+  watch_operators(level >= Level::trace);
+}
+
+void Observer::stop() {
+  current_level.store(Level::off, std::memory_order_relaxed);
+  cpu_allocator().remove();
+  watch_operators(false);
+}
+
+Level Observer::level() const { return current_level.load(std::memory_order_relaxed); }
+
+void Observer::step_down(Level level) {
+  if (level < this->level() && level != Level::off) {
+    current_level.store(level, std::memory_order_relaxed);
+    watch_operators(level >= Level::trace);
+  }
+}
+
+void Observer::set_step(uint64_t step) {
+  current_step.store(static_cast<uint32_t>(step), std::memory_order_relaxed);
+}
+
+bool Observer::adopt(c10::StorageImpl& storage) {
+  if (storage.device_type() != c10::DeviceType::CPU || !cpu_allocator().adopt(storage)) {
+    return false;
+  }
+  static const auto before = intern(Origin{.site = tenure::intern("before watching")});
+  table().born(storage.data(), storage.nbytes(), current_step.load(std::memory_order_relaxed),
+               before, 0);
+  return true;
+}
+
+bool Observer::welcome(c10::StorageImpl& storage) {
+  if (!tracing() || storage.device_type() != c10::DeviceType::CPU ||
+      !cpu_allocator().adopt(storage)) {
+    return false;
+  }
+  record_birth(storage.data(), storage.nbytes(), 0);
+  return true;
+}
+
+BirthTable& Observer::births() { return table(); }
+
+uint64_t Observer::cost() const {
+  return static_cast<uint64_t>(seconds_between(0, spent.load(std::memory_order_relaxed)) * 1e9);
+}
+
+uint64_t Observer::operators() const { return operators_seen.load(std::memory_order_relaxed); }
+
+}  // namespace tenure::inspect

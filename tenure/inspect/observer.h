@@ -1,0 +1,55 @@
+// Observer: sees storages born and gone in any PyTorch program, its own threads and C++ included.
+// While it is off nothing is installed and nothing is asked.
+//
+// Births and deaths come from the allocator, the operator from a RecordFunction callback, the line
+// of code and the module from the language's frames (frames.h), and of a storage born in backward
+// the forward line from the node that runs: see Note [Where a storage comes from].
+//
+// One per process. start() and stop() belong to one thread at a time; all else is for any. A forked
+// child is not observed.
+#pragma once
+
+#include <tenure/inspect/birth_table.h>
+
+#include <c10/core/StorageImpl.h>
+
+#include <cstdint>
+
+namespace tenure::inspect {
+
+enum class Level : uint8_t {
+  off,
+  count,  // how many bytes are alive
+  trace,  // each storage: operator, module, phase, step, line
+  deep,   // and the whole stack
+};
+
+class Observer {
+ public:
+  void start(Level level);
+  // What was born is still counted out when it dies, and nothing else is seen.
+  void stop();
+  Level level() const;
+  // While observing: sees less from now on, e.g. because seeing more costs too much.
+  void step_down(Level level);
+
+  // Births from now on belong to this step.
+  void set_step(uint64_t step);
+
+  // A storage that was there before: its death will be seen. Returns false for memory that does
+  // not come from the allocator, or that is known.
+  // REQUIRES: nobody frees the storage meanwhile.
+  bool adopt(c10::StorageImpl& storage);
+  // The same for one that was made just now and not by the allocator that programs can replace, as
+  // Python's UntypedStorage(n) is: its birth.
+  bool welcome(c10::StorageImpl& storage);
+
+  BirthTable& births();
+  // Nanoseconds spent on observing so far, estimated from every 64th birth.
+  uint64_t cost() const;
+  uint64_t operators() const;  // seen so far
+};
+
+Observer& observer();
+
+}  // namespace tenure::inspect

@@ -1,0 +1,70 @@
+// Recording: what one process saw, in one SQLite file that any tool opens; docs/recording.md has
+// its tables. Written in batches, each a transaction, so that a process that is killed leaves all
+// but the last batch. One thread. Holds no tensor values and no contents of the program's strings.
+#pragma once
+
+#include <tenure/inspect/birth_table.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tenure::inspect {
+
+struct StepRow;
+
+// Bytes alive of one origin at the end of a step.
+struct Cut {
+  uint64_t step = 0;
+  OriginId origin{};
+  int64_t bytes = 0;
+  int64_t count = 0;
+  int64_t birth_steps = 0;  // how many different steps those alive were born in
+};
+
+// How the storages of one origin were held when someone looked.
+struct Holding {
+  uint64_t step = 0;
+  OriginId origin{};
+  double bytes_per_step = 0;
+  int64_t bytes = 0;
+  int64_t count = 0;
+  std::string path;  // JSON
+};
+
+// Whether this build has SQLite.
+bool can_record();
+
+class Recording {
+ public:
+  static constexpr int kSchema = 1;
+
+  // Makes the file, for its owner's eyes only. Detail beyond `cap` bytes is thinned, oldest first.
+  // Throws InputError if it cannot be made or exists, Error in a build without SQLite.
+  Recording(const std::string& path, uint64_t cap);
+  ~Recording();
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+  // Each throws Error when the file can no longer be written: disk full, folder gone.
+  void put(std::string_view key, std::string_view value);
+  void begin();
+  void commit();
+  void add(const StepRow& row);
+  void add(const Changes& changes);
+  void add(const Cut& cut);
+  void add(const Holding& holding);
+  void forget_steps();  // and cuts
+  void note(double seconds, std::string_view kind, std::string_view text);
+
+ private:
+  void add_origins();
+  void thin();
+  struct File;
+  std::unique_ptr<File> file_;
+};
+
+}  // namespace tenure::inspect

@@ -1,0 +1,24 @@
+// StepRow: a process's memory at the end of one step, as the allocators and the operating system
+// see it. Bytes; a figure that is not known is absent.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace tenure::inspect {
+
+struct StepRow {
+  uint64_t step = 0;
+  double seconds = 0;                               // since watching began
+  int64_t held = 0;                                 // storages alive
+  int64_t peak = 0;                                 // most of that during the step
+  uint64_t births = 0, born_bytes = 0, deaths = 0;  // during the step
+  int64_t rss = 0;
+  std::optional<int64_t> pss, shared, cgroup, children;
+  std::optional<int64_t> heap;       // malloc'ed and not the memory of a storage
+  std::optional<int64_t> heap_free;  // malloc keeps it for later
+  std::optional<int64_t> pinned;
+  std::optional<int64_t> device_used, device_reserved, device_allocated;
+};
+
+}  // namespace tenure::inspect

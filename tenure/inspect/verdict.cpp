@@ -1,0 +1,320 @@
+#include <tenure/inspect/verdict.h>
+
+#include <tenure/core/text.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+
+namespace tenure::inspect {
+namespace {
+
+using Series = std::vector<double>;
+
+constexpr size_t kWarmUp = 2;  // steps in which optimizers make their state
+// Growth slower than this is none, bytes a step. What is counted storage by storage has no noise.
+constexpr double kLeastHeld = 2048;
+constexpr double kLeastCounted = 16.0 * 1024;
+constexpr double kLeastSeen = 64.0 * 1024;  // by the operating system, in pages
+// Since it began, growth must have come to this share of the whole process, or to this many bytes.
+constexpr double kLeastShare = 0.02;
+constexpr double kLeastReserve = 0.05;  // what the allocator keeps settles late
+constexpr double kLeastBytes = 256.0 * 1024 * 1024;
+constexpr int64_t kManySteps = 4;       // births of a group that lasts come from so many steps
+constexpr double kWorkGrows = 3;        // a step's births grow so much faster than one storage
+constexpr double kSmallSuspect = 0.02;  // of all suspects' growth
+constexpr double kStartUp = 30;         // seconds
+constexpr double kLargeShare = 0.2;     // of the growth of all storages
+
+Series series_of(std::span<const StepRow> rows,
+                 const std::function<double(const StepRow&)>& value) {
+  Series out(rows.size());
+  std::ranges::transform(rows, out.begin(), value);
+  return out;
+}
+
+// Least squares would follow a single jump: Theil and Sen's slope over at most 128 points.
+double slope_of(std::span<const double> values) {
+  const size_t stride = values.size() / 128 + 1;
+  Series slopes;
+  for (size_t i = 0; i < values.size(); i += stride) {
+    for (size_t j = i + stride; j < values.size(); j += stride) {
+      slopes.push_back((values[j] - values[i]) / static_cast<double>(j - i));
+    }
+  }
+  if (slopes.empty()) {
+    return 0;
+  }
+  const auto middle = slopes.begin() + static_cast<std::ptrdiff_t>(slopes.size() / 2);
+  std::nth_element(slopes.begin(), middle, slopes.end());
+  return *middle;
+}
+
+// Rows may stand for several steps each, when older ones were thinned.
+double steps_per_row(std::span<const StepRow> rows) {
+  return rows.size() < 2 ? 1
+                         : static_cast<double>(rows.back().step - rows.front().step) /
+                               static_cast<double>(rows.size() - 1);
+}
+
+// The value of an origin's cuts at every row: between two cuts a straight line.
+Series at_rows(std::span<const StepRow> rows, std::span<const Cut> cuts,
+               int64_t Cut::* const field) {
+  Series out;
+  size_t next = 0;
+  for (const auto& row : rows) {
+    while (next < cuts.size() && cuts[next].step <= row.step) {
+      ++next;
+    }
+    if (next == 0) {
+      out.push_back(0);  // nothing was alive yet
+      continue;
+    }
+    const auto& before = cuts[next - 1];
+    auto value = static_cast<double>(before.*field);
+    if (next < cuts.size()) {
+      const auto& after = cuts[next];
+      value += (static_cast<double>(after.*field) - value) *
+               static_cast<double>(row.step - before.step) /
+               static_cast<double>(after.step - before.step);
+    }
+    out.push_back(value);
+  }
+  return out;
+}
+
+int64_t most_births(std::span<const Cut> cuts) {
+  int64_t most = 0;
+  for (const auto& cut : cuts) {
+    most = std::max(most, cut.birth_steps);
+  }
+  return most;
+}
+
+// Judges origin by origin.
+class Suspects {
+ public:
+  Suspects(std::span<const StepRow> rows, const Cuts& cuts) : rows_(rows), lasting_(rows.size()) {
+    const auto work = slope_of(
+        series_of(rows, [](const StepRow& row) { return static_cast<double>(row.born_bytes); }));
+    for (const auto& [origin, series] : cuts) {
+      look_at(origin, series, work);
+    }
+    // Storages of one origin may take the place of another's.
+    const auto all = trend_of(lasting_, {.least_per_step = kLeastHeld});
+    if (!all.grows) {
+      found_.clear();
+    }
+    if (found_.empty()) {
+      const auto held =
+          series_of(rows, [](const StepRow& row) { return static_cast<double>(row.held); });
+      find_contributors(cuts, all.grows ? all : trend_of(held, {.least_per_step = kLeastHeld}));
+    }
+    double sum = 0;
+    for (const auto& suspect : found_) {
+      sum += suspect.per_step;
+    }
+    std::erase_if(found_,
+                  [&](const Suspect& suspect) { return suspect.per_step < kSmallSuspect * sum; });
+    std::ranges::sort(found_, std::greater<>{}, &Suspect::per_step);
+  }
+
+  std::vector<Suspect> take() { return std::move(found_); }
+
+ private:
+  void look_at(OriginId origin, std::span<const Cut> cuts, double work) {
+    const auto bytes = at_rows(rows_, cuts, &Cut::bytes);
+    const bool lasts = most_births(cuts) >= kManySteps;
+    const auto trend = trend_of(bytes, {.least_per_step = kLeastHeld});
+    const bool one = !lasts && trend.grows && work <= kWorkGrows * trend.per_step;
+    if (lasts || one) {
+      std::ranges::transform(lasting_, bytes, lasting_.begin(), std::plus<>{});
+    }
+    if (!trend.grows || (!one && !(lasts && older_and_older(cuts, trend)))) {
+      return;
+    }
+    const auto& last = cuts.back();
+    found_.push_back({.origin = origin,
+                      .per_step = trend.per_step / steps_per_row(rows_),
+                      .confidence = trend.confidence,
+                      .bytes = last.bytes,
+                      .count = last.count,
+                      .since = rows_[trend.since].step,
+                      .one = one});
+  }
+
+  // Together they grow, but none at a steady pace of its own: those with a large share in it.
+  void find_contributors(const Cuts& cuts, const Trend& all) {
+    const auto grown_by = lasting_.back() - lasting_[all.since];
+    if (!all.grows || grown_by <= 0) {
+      return;
+    }
+    for (const auto& [origin, series] : cuts) {
+      const auto bytes = at_rows(rows_, series, &Cut::bytes);
+      const auto grown = bytes.back() - bytes[all.since];
+      if (most_births(series) >= kManySteps && grown >= kLargeShare * grown_by &&
+          older_and_older(series, all)) {
+        found_.push_back({.origin = origin,
+                          .per_step = all.per_step * grown / grown_by / steps_per_row(rows_),
+                          .confidence = all.confidence,
+                          .bytes = series.back().bytes,
+                          .count = series.back().count,
+                          .since = rows_[all.since].step});
+      }
+    }
+  }
+
+  // Whether those alive come from ever more steps.
+  bool older_and_older(std::span<const Cut> cuts, const Trend& trend) const {
+    const auto births = at_rows(rows_, cuts, &Cut::birth_steps);
+    const auto from = births[trend.since];
+    return births.back() - from >= 3 && slope_of(std::span(births).subspan(trend.since)) >= 0;
+  }
+
+  std::span<const StepRow> rows_;
+  Series lasting_;  // bytes of all origins that have storages of many steps
+  std::vector<Suspect> found_;
+};
+
+double known(const std::optional<int64_t>& value) { return static_cast<double>(value.value_or(0)); }
+
+double total_of(const StepRow& row) {
+  return static_cast<double>(row.rss) + known(row.children) + known(row.device_used);
+}
+
+struct Place {
+  const char* name;
+  double least;  // bytes a step
+  double share;  // of the process
+  double (*bytes)(const StepRow& row);
+};
+
+constexpr Place kTotal{"the process", kLeastSeen, kLeastReserve, &total_of};
+constexpr Place kPeak{"peak", kLeastCounted, kLeastShare,
+                      [](const StepRow& row) { return static_cast<double>(row.peak); }};
+// Pages shared with other processes are in `rss` too, and so is pinned memory.
+constexpr std::array kPlaces{
+    Place{"held", kLeastHeld, 0, [](const StepRow& row) { return static_cast<double>(row.held); }},
+    Place{"allocator", kLeastSeen, kLeastReserve,
+          [](const StepRow& row) {
+            return known(row.heap_free) + known(row.device_reserved) - known(row.device_allocated);
+          }},
+    Place{"pinned cache", kLeastCounted, kLeastShare,
+          [](const StepRow& row) { return known(row.pinned); }},
+    Place{"other host heap", kLeastCounted, kLeastShare,
+          [](const StepRow& row) { return known(row.heap); }},
+    Place{"shared memory", kLeastCounted, kLeastShare,
+          [](const StepRow& row) { return known(row.shared); }},
+    Place{"child processes", kLeastSeen, kLeastShare,
+          [](const StepRow& row) { return known(row.children); }},
+    Place{"device memory outside torch", kLeastSeen, kLeastShare,
+          [](const StepRow& row) { return known(row.device_used) - known(row.device_reserved); }},
+};
+
+// How a part grows, and whether that is sure and large enough to speak of.
+Share share_of(const Place& place, std::span<const StepRow> rows, size_t since) {
+  const auto values = series_of(rows, place.bytes);
+  const auto trend = trend_of(values, {.least_per_step = place.least});
+  const auto grown = trend.per_step * static_cast<double>(values.size() - trend.since);
+  const auto least = std::min(kLeastBytes, place.share * total_of(rows[trend.since]));
+  return {.name = place.name,
+          .per_step = slope_of(std::span(values).subspan(since)) / steps_per_row(rows),
+          .grows = trend.grows && grown >= least,
+          .confidence = trend.confidence};
+}
+
+std::string megabytes(double bytes) {
+  const auto tenths = std::llround(std::abs(bytes) / 1e5);
+  return text(bytes < 0 ? "-" : "+", tenths / 10, ".", tenths % 10, " MB");
+}
+
+const Share* fastest(const Verdict& verdict) {
+  const Share* most = verdict.total.grows ? &verdict.total : nullptr;
+  for (const auto& share : verdict.shares) {
+    if (share.grows &&
+        (most == nullptr || most == &verdict.total || share.per_step > most->per_step)) {
+      most = &share;
+    }
+  }
+  return most == nullptr && verdict.peak.grows ? &verdict.peak : most;
+}
+
+void explain(Verdict& verdict) {
+  const auto* most = fastest(verdict);
+  if (!verdict.suspects.empty()) {
+    verdict.judgement = Judgement::leak;
+    verdict.since = verdict.suspects.front().since;
+    verdict.confidence = verdict.suspects.front().confidence;
+    for (const auto& suspect : verdict.suspects) {
+      verdict.per_step += suspect.per_step;
+    }
+    verdict.why = text("storages made in ever more steps stay alive: ", megabytes(verdict.per_step),
+                       " a step");
+  } else if (most != nullptr) {
+    verdict.judgement = Judgement::growth;
+    verdict.per_step = most->per_step;
+    verdict.confidence = most->confidence;
+    const bool work = verdict.peak.grows && (most == &verdict.peak || !most->grows ||
+                                             std::string_view(most->name) == "held" ||
+                                             std::string_view(most->name) == "allocator");
+    verdict.why =
+        work ? text("a step needs more memory each time (larger inputs): its peak grows by ",
+                    megabytes(verdict.peak.per_step), " a step")
+             : text(most->name, " grows by ", megabytes(most->per_step),
+                    " a step, and no storage that lasts explains it");
+  } else {
+    verdict.judgement = Judgement::flat;
+    verdict.why = "no part of the memory grows for good";
+  }
+}
+
+}  // namespace
+
+const char* judgement_name(Judgement judgement) {
+  constexpr std::array names{"flat", "leak", "growth", "too-short"};
+  return names.at(static_cast<size_t>(judgement));
+}
+
+Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit) {
+  Verdict verdict;
+  verdict.steps = rows.size();
+  if (rows.size() < kFewestSteps + kWarmUp) {
+    verdict.why = text("only ", rows.size(), " steps were seen: at least ", kFewestSteps + kWarmUp,
+                       " are needed to tell growth from warm-up");
+    return verdict;
+  }
+  rows = rows.subspan(kWarmUp);
+  verdict.steps = rows.back().step - rows.front().step + 1 + kWarmUp;
+  const auto each = steps_per_row(rows);
+  verdict.seconds_per_step =
+      (rows.back().seconds - rows.front().seconds) / (each * static_cast<double>(rows.size() - 1));
+  verdict.suspects = Suspects(rows, cuts).take();
+
+  const auto seen = trend_of(series_of(rows, total_of), {.least_per_step = kLeastSeen});
+  size_t since = seen.grows ? seen.since : rows.size() / 3;
+  if (!verdict.suspects.empty()) {
+    since = static_cast<size_t>(
+        std::ranges::lower_bound(rows, verdict.suspects.front().since, {}, &StepRow::step) -
+        rows.begin());
+  }
+  verdict.since = rows[since].step;
+  verdict.total = share_of(kTotal, rows, since);
+  double explained = 0;
+  for (const auto& place : kPlaces) {
+    verdict.shares.push_back(share_of(place, rows, since));
+    explained += verdict.shares.back().per_step;
+  }
+  verdict.shares.push_back({.name = "unexplained", .per_step = verdict.total.per_step - explained});
+  verdict.peak = share_of(kPeak, rows, since);
+  explain(verdict);
+  if (unit == Unit::interval && verdict.judgement == Judgement::growth &&
+      rows.back().seconds < kStartUp) {
+    verdict.judgement = Judgement::too_short;
+    verdict.why = text("no steps were announced, and ", std::llround(rows.back().seconds),
+                       " seconds are too few to tell growth from the program's beginning");
+  }
+  return verdict;
+}
+
+}  // namespace tenure::inspect

@@ -1,0 +1,387 @@
+#include <tenure/inspect/watch.h>
+
+#include <tenure/core/clock.h>
+#include <tenure/core/fork.h>
+#include <tenure/core/sample.h>
+#include <tenure/core/ticks.h>
+#include <tenure/inspect/children.h>
+
+#include <malloc.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace tenure::inspect {
+namespace {
+
+using namespace std::chrono_literals;
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr size_t kMostRows = 4096;
+constexpr uint64_t kFirstDue = 12;  // steps
+constexpr auto kWriteEvery = 250ms;
+constexpr double kCutShare = 0.005;   // of the wall time may go to cuts that are not due
+constexpr double kHeapShare = 0.002;  // and to asking malloc, which walks its free blocks
+
+StepRow sampled_row(uint64_t step, double seconds) {
+  StepRow row;
+  row.step = step;
+  row.seconds = seconds;
+  const auto sample = Sampler::shared().sample();
+  row.rss = sample.process.rss;
+  row.shared = sample.process.shared;
+  if (sample.process.mapped) {
+    row.pss = sample.process.mapped->pss;
+  }
+  if (sample.process.cgroup) {
+    row.cgroup = sample.process.cgroup->usage;
+  }
+  if (sample.pinned) {
+    row.pinned = sample.pinned->reserved.current;
+  }
+  for (const auto& device : sample.devices) {
+    if (device.allocator) {
+      row.device_reserved = row.device_reserved.value_or(0) + device.allocator->reserved.current;
+      row.device_allocated = row.device_allocated.value_or(0) + device.allocator->allocated.current;
+    }
+    if (device.driver) {
+      row.device_used = row.device_used.value_or(0) + device.driver->total - device.driver->free;
+    }
+  }
+  return row;
+}
+
+}  // namespace
+
+struct Watch::State {
+  explicit State(WatchOptions given) : options(std::move(given)) {
+    if (!options.path.empty()) {
+      recording = std::make_unique<Recording>(options.path, options.cap);
+      for (const auto& [key, value] : options.meta) {
+        recording->put(key, value);
+      }
+    }
+  }
+
+  double seconds() const {
+    return std::chrono::duration<double>(SteadyClock::now() - began).count();
+  }
+
+  void end_step(uint64_t step) {
+    const auto begin = SteadyClock::now();
+    auto row = sampled_row(step, seconds());
+    auto& births = observer().births();
+    const auto flow = births.flow();
+    births.start_interval();
+    observer().set_step(step + 1);
+    row.held = flow.bytes;
+    row.peak = flow.peak;
+    std::lock_guard lock(mutex);
+    row.births = flow.births - last.births;
+    row.born_bytes = flow.born_bytes - last.born_bytes;
+    row.deaths = flow.deaths - last.deaths;
+    last = flow;
+    if (heap_time <= row.seconds * kHeapShare) {
+      const auto asked = SteadyClock::now();
+      const auto heap = mallinfo2();
+      heap_time += std::chrono::duration<double>(SteadyClock::now() - asked).count();
+      heap_bytes = static_cast<int64_t>(heap.uordblks + heap.hblkhd);
+      heap_free = static_cast<int64_t>(heap.fordblks);
+      heap_held = std::max<int64_t>(flow.bytes, 0);
+    }
+    row.heap = std::max<int64_t>(0, heap_bytes - heap_held);
+    row.heap_free = heap_free;
+    row.children = children;
+    rows.push_back(row);
+    ++steps;
+    queued_rows.push_back(row);
+    if (rows.size() > kMostRows) {
+      thin_rows();
+    }
+    if (steps >= next_due || cut_time < seconds() * kCutShare) {
+      take_cut(step);
+    }
+    spent += SteadyClock::now() - begin;
+  }
+
+  void clock_ticked(uint64_t step) {
+    {
+      std::lock_guard lock(mutex);
+      if (!ticking && steps > 0) {
+        // Until now intervals of time stood in for steps, whose numbers begin anew.
+        rows.clear();
+        queued_rows.clear();
+        cuts.clear();
+        queued_cuts.clear();
+        steps = 0;
+        next_due = kFirstDue;
+        forget_steps = true;
+      }
+      ticking = true;
+    }
+    end_step(step);
+  }
+
+  // Every other one of the older half: the rows stay in order and cover the whole run.
+  void thin_rows() {
+    std::vector<StepRow> kept;
+    std::unordered_set<uint64_t> gone;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (i % 2 == 0 || i > rows.size() / 2) {
+        kept.push_back(rows[i]);
+      } else {
+        gone.insert(rows[i].step);
+      }
+    }
+    rows = std::move(kept);
+    for (auto& [origin, series] : cuts) {
+      std::erase_if(series, [&](const Cut& cut) { return gone.contains(cut.step); });
+    }
+  }
+
+  // REQUIRES: mutex.
+  void take_cut(uint64_t step) {
+    if (observer().level() < Level::trace) {
+      return;
+    }
+    const auto begin = SteadyClock::now();
+    struct Sum {
+      int64_t bytes = 0, count = 0;
+      std::unordered_set<uint32_t> births;
+    };
+    std::unordered_map<uint32_t, Sum> sums;
+    for (const auto& birth : observer().births().alive()) {
+      auto& sum = sums[static_cast<uint32_t>(birth.origin)];
+      sum.bytes += static_cast<int64_t>(birth.bytes);
+      ++sum.count;
+      sum.births.insert(birth.step);
+    }
+    // An origin of which nothing is left any more ends with a zero.
+    for (const auto& [origin, series] : cuts) {
+      sums.try_emplace(static_cast<uint32_t>(origin));
+    }
+    for (const auto& [origin, sum] : sums) {
+      auto& series = cuts[OriginId{origin}];
+      Cut cut{step, OriginId{origin}, sum.bytes, sum.count,
+              static_cast<int64_t>(sum.births.size())};
+      const bool same = series.size() >= 2 && series.back().bytes == cut.bytes &&
+                        series.back().count == cut.count &&
+                        series[series.size() - 2].bytes == cut.bytes;
+      if (same) {
+        series.back() = cut;  // a level stretch is its two ends
+      } else {
+        series.push_back(cut);
+      }
+      queued_cuts.push_back(cut);
+    }
+    cut_time += std::chrono::duration<double>(SteadyClock::now() - begin).count();
+  }
+
+  void run(const std::stop_token& stop) {
+    std::stop_callback wake_up(stop, [this] { wake.notify_one(); });
+    auto next_write = SteadyClock::now() + kWriteEvery;
+    auto next_children = SteadyClock::now();
+    while (!stop.stop_requested()) {
+      {
+        std::unique_lock lock(mutex);
+        wake.wait_until(lock, std::min(next_write, next_children),
+                        [&] { return stop.stop_requested(); });
+      }
+      const auto now = SteadyClock::now();
+      if (now >= next_children) {
+        next_children = look_at_children(now);
+      }
+      if (now >= next_write) {
+        write();
+        next_write = now + kWriteEvery;
+      }
+    }
+    write();
+  }
+
+  // Returns when to look again: children are looked at often, as far as that is cheap.
+  SteadyClock::time_point look_at_children(SteadyClock::time_point begin) {
+    const auto bytes = bytes_of_children(::getpid());
+    const auto took = SteadyClock::now() - begin;
+    std::lock_guard lock(mutex);
+    children = bytes;
+    return begin + (bytes ? std::max<SteadyClock::duration>(50ms, took * 50) : 1s);
+  }
+
+  void write() {
+    std::vector<StepRow> new_rows;
+    std::vector<Cut> new_cuts;
+    std::vector<Holding> new_holdings;
+    std::vector<std::pair<std::string, std::string>> new_notes, new_meta;
+    bool forget = false;
+    {
+      std::lock_guard lock(mutex);
+      std::swap(forget, forget_steps);
+      new_rows.swap(queued_rows);
+      new_cuts.swap(queued_cuts);
+      new_holdings.swap(queued_holdings);
+      new_notes.swap(queued_notes);
+      new_meta.swap(queued_meta);
+    }
+    const auto changes = observer().births().drain();
+    std::lock_guard lock(file_mutex);
+    if (recording == nullptr) {
+      return;
+    }
+    try {
+      recording->begin();
+      if (forget) {
+        recording->forget_steps();
+      }
+      for (const auto& row : new_rows) {
+        recording->add(row);
+      }
+      recording->add(changes);
+      for (const auto& cut : new_cuts) {
+        recording->add(cut);
+      }
+      for (const auto& holding : new_holdings) {
+        recording->add(holding);
+      }
+      for (const auto& [kind, text] : new_notes) {
+        recording->note(seconds(), kind, text);
+      }
+      for (const auto& [key, value] : new_meta) {
+        recording->put(key, value);
+      }
+      recording->commit();
+    } catch (const std::exception& error) {
+      broken = error.what();
+      recording.reset();
+      observer().births().tell(false);
+    }
+  }
+
+  WatchOptions options;
+  const uint32_t process = fork_generation();
+  const SteadyClock::time_point began = SteadyClock::now();
+  mutable std::mutex mutex;  // guards what follows
+  std::condition_variable wake;
+  std::vector<StepRow> rows, queued_rows;
+  std::map<OriginId, std::vector<Cut>> cuts;
+  std::vector<Cut> queued_cuts;
+  std::vector<Holding> queued_holdings;
+  std::vector<std::pair<std::string, std::string>> queued_notes, queued_meta;
+  uint64_t steps = 0;
+  uint64_t next_due = kFirstDue;
+  bool ticking = false;                                  // the clock has ticked
+  bool forget_steps = false;                             // those in the recording
+  double cut_time = 0, heap_time = 0;                    // seconds
+  int64_t heap_bytes = 0, heap_free = 0, heap_held = 0;  // when malloc was last asked
+  std::optional<int64_t> children;
+  Flow last;
+  std::chrono::nanoseconds spent{0};
+
+  mutable std::mutex file_mutex;
+  std::unique_ptr<Recording> recording;
+  std::string broken;
+
+  Sampler::Refresh refresh;
+  Clock::Subscription steps_of_clock;
+  std::jthread writer;
+};
+
+Watch::Watch(WatchOptions options) : state_(std::make_unique<State>(std::move(options))) {
+  auto& state = *state_;
+  observer().set_step(clock().now());
+  observer().start(state.options.level);
+  observer().births().tell(state.recording != nullptr && state.options.level >= Level::trace);
+  state.refresh = Sampler::shared().refresh(1s);
+  state.steps_of_clock = clock().subscribe([&state](uint64_t step) { state.clock_ticked(step); });
+  state.writer = std::jthread([&state](const std::stop_token& stop) { state.run(stop); });
+}
+
+Watch::~Watch() {
+  if (state_->process != fork_generation()) {
+    // The writer, the file and the subscription are the parent's: nothing of them may be touched.
+    static_cast<void>(state_.release());
+    return;
+  }
+  state_->steps_of_clock = Clock::Subscription();
+  observer().stop();
+  state_->writer.request_stop();
+  state_->wake.notify_one();
+  state_->writer.join();
+  observer().births().tell(false);
+}
+
+bool Watch::end_interval(uint64_t number) {
+  {
+    std::lock_guard lock(state_->mutex);
+    if (state_->ticking) {
+      return false;
+    }
+  }
+  state_->end_step(number);
+  return true;
+}
+
+bool Watch::due() {
+  std::lock_guard lock(state_->mutex);
+  if (state_->steps < state_->next_due) {
+    return false;
+  }
+  state_->next_due = state_->steps + std::max<uint64_t>(2, state_->steps / 5);
+  return true;
+}
+
+bool Watch::ticking() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->ticking;
+}
+
+std::vector<StepRow> Watch::rows() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->rows;
+}
+
+std::map<OriginId, std::vector<Cut>> Watch::cuts() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->cuts;
+}
+
+void Watch::add(Holding holding) {
+  std::lock_guard lock(state_->mutex);
+  state_->queued_holdings.push_back(std::move(holding));
+}
+
+void Watch::note(std::string kind, std::string text) {
+  std::lock_guard lock(state_->mutex);
+  state_->queued_notes.emplace_back(std::move(kind), std::move(text));
+}
+
+void Watch::put(std::string key, std::string value) {
+  std::lock_guard lock(state_->mutex);
+  state_->queued_meta.emplace_back(std::move(key), std::move(value));
+}
+
+void Watch::spend(std::chrono::nanoseconds time) {
+  std::lock_guard lock(state_->mutex);
+  state_->spent += time;
+}
+
+double Watch::cost() const {
+  std::lock_guard lock(state_->mutex);
+  const auto spent = std::chrono::duration<double>(state_->spent).count() +
+                     static_cast<double>(observer().cost()) * 1e-9;
+  const auto all = state_->seconds();
+  return all > 0 ? spent / all : 0;
+}
+
+std::string Watch::broken() const {
+  std::lock_guard lock(state_->file_mutex);
+  return state_->broken;
+}
+
+}  // namespace tenure::inspect
