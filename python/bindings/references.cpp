@@ -22,6 +22,7 @@
 
 #include <cstring>
 #include <deque>
+#include <optional>
 #include <string>
 #include <typeinfo>
 #include <unordered_set>
@@ -106,8 +107,11 @@ class References {
     return graph_.labels_behind(graph_.retention(node).path, nodes, labels);
   }
 
-  uint32_t node_of(const at::Tensor& tensor) const {
-    return graph_.find(tensor.storage().unsafeGetStorageImpl());
+  std::vector<uint32_t> referring_to(uint32_t node) const { return graph_.referring_to(node); }
+
+  std::optional<uint32_t> node_of(const at::Tensor& tensor) const {
+    const auto node = graph_.find(tensor.storage().unsafeGetStorageImpl());
+    return node == Graph::kNone ? std::nullopt : std::optional(node);
   }
 
   py::list leases(uint32_t node) const {
@@ -466,6 +470,7 @@ void bind_references(py::module_& m) {
       .def("retention", &References::retention, py::arg("node"))
       .def("labels_behind", &References::labels_behind, py::arg("node"), py::arg("nodes"),
            py::arg("labels"))
+      .def("referring_to", &References::referring_to, py::arg("node"))
       .def("node_of", &References::node_of, py::arg("tensor"))
       .def("leases", &References::leases, py::arg("node"));
 }

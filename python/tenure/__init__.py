@@ -15,6 +15,7 @@ import torch as _torch  # noqa: E402, F401  the extension needs torch's librarie
 
 from tenure._build import VERSION as __version__  # noqa: E402
 from tenure._paths import cmake_prefix_path  # noqa: E402
+from tenure.clock import on_step, step, steps  # noqa: E402
 from tenure.errors import (  # noqa: E402
     InputError,
     LeaseError,
@@ -25,15 +26,15 @@ from tenure.errors import (  # noqa: E402
     TenureError,
     UseAfterRelease,
 )
+from tenure.inspect.explain import Explanation, explain  # noqa: E402
+from tenure.inspect.flat import MemoryGrows, assert_flat  # noqa: E402
+from tenure.inspect.session import Session, watch  # noqa: E402
 from tenure.leases import Lease, Leases, Ledger, Owner, Totals, hold, leases, ledger  # noqa: E402
 from tenure.samples import Sample, refresh_samples, sample  # noqa: E402
 from tenure.scopes import Scope, scope  # noqa: E402
-from tenure.steps import on_step, step, steps  # noqa: E402
 from tenure.storages import (  # noqa: E402
-    Explanation,
     Fence,
     StorageRef,
-    explain,
     is_released,
     refill,
     release,
@@ -47,6 +48,7 @@ __all__ = [
     "LeaseError",
     "Leases",
     "Ledger",
+    "MemoryGrows",
     "MutationError",
     "Owner",
     "ReleaseError",
@@ -54,11 +56,13 @@ __all__ = [
     "Scope",
     "ScopeError",
     "ScopeWarning",
+    "Session",
     "StorageRef",
     "TenureError",
     "Totals",
     "UseAfterRelease",
     "__version__",
+    "assert_flat",
     "cmake_prefix_path",
     "explain",
     "hold",
@@ -73,4 +77,5 @@ __all__ = [
     "scope",
     "step",
     "steps",
+    "watch",
 ]

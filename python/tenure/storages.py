@@ -1,31 +1,14 @@
-"""Storages: their identity, who holds them, and freeing their data whatever aliases exist."""
+"""Storages: their identity, and freeing their data whatever aliases exist."""
 
 from __future__ import annotations
 
 import torch
 
 from tenure import _C, _site
-from tenure._C import Explanation, Fence, StorageRef
+from tenure._C import Fence, StorageRef
 from tenure.errors import InputError
 
-__all__ = ["Explanation", "Fence", "StorageRef", "explain", "is_released", "refill", "release"]
-
-
-def explain(tensor: torch.Tensor) -> Explanation:
-    """Says who holds a tensor's storage, as far as Tenure itself knows.
-
-    Example:
-        >>> import tenure, torch
-        >>> x = torch.zeros(1024)
-        >>> view = x[:10]
-        >>> lease = tenure.hold(x, "replay buffer")
-        >>> found = tenure.explain(x)
-        >>> found.references, found.others, [lease.owner for lease in found.leases]
-        (3, 2, ['replay buffer'])
-        >>> del lease
-    """
-    need_tensor(tensor, "explain")
-    return _C.explain(tensor)
+__all__ = ["Fence", "StorageRef", "is_released", "need_tensor", "refill", "release"]
 
 
 def release(tensor: torch.Tensor, *, by: str = "user", after: Fence | None = None) -> None:

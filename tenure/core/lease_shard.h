@@ -56,7 +56,9 @@ struct LeaseShard {
   std::vector<std::unique_ptr<LeaseSlot[]>> chunks;
   std::vector<uint32_t> buckets = std::vector<uint32_t>(16, kNoSlot);
 
-  LeaseSlot& at(uint32_t index) const { return chunks[index / kSlotsPerChunk][index % kSlotsPerChunk]; }
+  LeaseSlot& at(uint32_t index) const {
+    return chunks[index / kSlotsPerChunk][index % kSlotsPerChunk];
+  }
   uint32_t& bucket_of(const void* object) {
     return buckets[(object_hash(object) >> 16) & (buckets.size() - 1)];
   }

@@ -187,7 +187,7 @@ void LeaseTable::leave_scope(LeaseShard& shard, uint32_t index) {
 // How an object is held already, seen from a lease of some kind that is not in its chain.
 struct LeaseTable::Sharing {
   const LeaseSlot* other = nullptr;  // any other lease on the object
-  bool same_kind = false;       // whether one of them is of that kind
+  bool same_kind = false;            // whether one of them is of that kind
 };
 
 LeaseTable::Sharing LeaseTable::sharing(LeaseShard& shard, const void* object, OwnerKind kind) {

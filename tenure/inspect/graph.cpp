@@ -168,6 +168,20 @@ const Graph::Loose& Graph::loose() const {
   return loose_;
 }
 
+std::vector<uint32_t> Graph::referring_to(uint32_t node) const {
+  std::vector<uint32_t> out;
+  uint32_t from = 0;
+  for (uint32_t edge = 0; edge < edges_.size(); ++edge) {
+    while (from + 1 < firsts_.size() && firsts_[from + 1] <= edge) {
+      ++from;
+    }
+    if (edges_[edge] == node) {
+      out.push_back(from);
+    }
+  }
+  return out;
+}
+
 Retention Graph::retention(uint32_t node) const {
   Retention out;
   if (reached(node)) {

@@ -49,6 +49,9 @@ class Graph {
   // How many references of the graph lead to it.
   uint32_t referrers(uint32_t node) const { return referrers_[node]; }
 
+  // The nodes that refer to this one. Looks at every reference.
+  std::vector<uint32_t> referring_to(uint32_t node) const;
+
   // The shortest way.
   Retention retention(uint32_t node) const;
 

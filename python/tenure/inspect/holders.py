@@ -392,4 +392,11 @@ def add_lines(hops: Sequence[Hop]) -> None:
 def own_objects() -> list[Any]:
     """Objects of Tenure's that a graph must not be followed through."""
     mine = [name for name in sys.modules if name == "tenure" or name.startswith("tenure.")]
-    return [sys.modules[name].__dict__ for name in mine]
+    modules = [vars(sys.modules[name]) for name in mine]
+    files = [
+        value.__code__.co_filename
+        for module in modules
+        for value in module.values()
+        if isinstance(value, types.FunctionType)
+    ]
+    return [*modules, *files]

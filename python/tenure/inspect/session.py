@@ -18,13 +18,13 @@ from torch import nn
 
 from tenure import _C
 from tenure._build import VERSION
+from tenure.clock import follow_optimizers
 from tenure.errors import TenureError
 from tenure.inspect import recordings, verdicts
 from tenure.inspect.modules import name_modules
 from tenure.inspect.options import VARIABLE, Options, rank_of, recording_name, say
 from tenure.inspect.source import library_folders
 from tenure.inspect.suspects import look
-from tenure.steps import follow_optimizers
 
 __all__ = ["Session", "watch", "watch_from_environment"]
 

@@ -1,0 +1,107 @@
+"""Who holds a tensor's storage: Tenure, Python, autograd, and what is left over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tenure import _C
+from tenure._C import LeaseInfo, StorageRef
+from tenure.inspect import holders
+from tenure.storages import need_tensor
+
+__all__ = ["Explanation", "explain"]
+
+_MOST = 16  # holders that are told
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Who holds a storage. Print it, or read its fields.
+
+    Attributes:
+        storage: The storage, weakly.
+        nbytes: Its size.
+        references: All strong references to it, whoever has them.
+        leases: Tenure's leases on it, oldest first.
+        held_by: What other parts of Tenure say of it.
+        released: The text that a reader gets, if its data is gone.
+        paths: For each tensor or storage object on it, the shortest way from a root, in words.
+        summary: What core says of it, in words.
+        residue: References that neither Tenure nor Python nor autograd explains: C++ code has them.
+    """
+
+    storage: StorageRef
+    nbytes: int
+    references: int
+    leases: list[LeaseInfo]
+    held_by: list[str]
+    released: str | None
+    paths: list[str]
+    summary: str
+    residue: int
+
+    @property
+    def others(self) -> int:
+        """References that no lease explains."""
+        return self.references - len(self.leases)
+
+    def __str__(self) -> str:
+        """Several lines."""
+        lines = [self.summary, *(f"  held by {path}" for path in self.paths)]
+        if self.residue > 0:
+            many = "reference" if self.residue == 1 else "references"
+            lines.append(f"  {self.residue} more {many} from C++ code")
+        return "\n".join(lines)
+
+
+def explain(tensor: torch.Tensor) -> Explanation:
+    """Says who holds a tensor's storage: leases, Python references, autograd, C++.
+
+    Looks at every object of the process: some hundred milliseconds in a large program. Call it
+    where no other thread runs backward.
+
+    Example:
+        >>> import tenure, torch
+        >>> x = torch.zeros(1024)
+        >>> cache = {"last": x[:10]}
+        >>> lease = tenure.hold(x, "replay buffer")
+        >>> found = tenure.explain(x)
+        >>> found.references, found.residue, [lease.owner for lease in found.leases]
+        (3, 0, ['replay buffer'])
+        >>> len(found.paths)
+        2
+        >>> del lease
+    """
+    need_tensor(tensor, "explain")
+    known = _C.explain(tensor)
+    references = _C.References(holders.own_objects())
+    node = references.node_of(tensor)
+    paths, seen = [], 0
+    if node is not None:
+        held = references.referring_to(node)
+        paths = [_way(references, holder) for holder in held[:_MOST]]
+        seen = len(held)
+        if seen > _MOST:
+            paths.append(f"… and {seen - _MOST} more")
+    return Explanation(
+        known.storage,
+        known.nbytes,
+        known.references,
+        known.leases,
+        known.held_by,
+        known.released,
+        paths,
+        str(known),
+        max(0, known.references - len(known.leases) - seen),
+    )
+
+
+def _way(references: _C.References, holder: int) -> str:
+    reached, path, cycle = references.retention(holder)
+    if not reached and cycle:
+        words = holders.path_text(holders.retention_path([*cycle, cycle[0]]))
+        return f"a cycle that no root holds: {words}"
+    words = holders.path_text(holders.retention_path(path))
+    return words if reached else f"no root; outermost is {words}"
