@@ -30,8 +30,7 @@ __all__ = ["Session", "watch", "watch_from_environment"]
 
 _MOST_COST = 0.2  # of the wall time; above it less is watched
 _MIND_COST_AFTER = 60.0  # seconds
-_FIRST_INTERVAL = 0.25  # seconds without a step before time itself is the step
-_INTERVAL = 0.025
+_INTERVAL = 0.01  # seconds, at first; later a hundredth of the time so far
 _OTHERS = 3.0  # seconds that rank 0 waits for the others at the end
 
 
@@ -162,7 +161,7 @@ class Session:
     def _keep_time(self) -> None:
         """Gives a program without steps intervals of time in their place."""
         began = time.monotonic()
-        wait = _FIRST_INTERVAL
+        wait = _INTERVAL
         count = 0
         while not self._end_timer.wait(wait):
             if self._unit == "step" and _C.step_now() > 0:
