@@ -7,6 +7,8 @@ import warnings
 from types import TracebackType
 from typing import Literal, Self
 
+import torch  # noqa: F401  the extension needs its libraries loaded
+
 from tenure import _C
 from tenure.errors import ScopeError, ScopeWarning
 

@@ -19,7 +19,7 @@ from torch import nn
 from tenure import _C
 from tenure._build import VERSION
 from tenure.clock import follow_optimizers
-from tenure.errors import TenureError
+from tenure.errors import InputError, TenureError
 from tenure.inspect import recordings, verdicts
 from tenure.inspect.modules import name_modules
 from tenure.inspect.options import VARIABLE, Options, rank_of, recording_name, say
@@ -51,8 +51,7 @@ class Session:
         self._options = options
         self._pid = os.getpid()
         self.recording = _recording_path(options)
-        path = str(self.recording) if self.recording else ""
-        self._watch = _C.Watch(options.level, path, options.cap, _about(options))
+        self._watch = self._start(options)
         self._stopped = False
         self._holdings: dict[int, dict[str, Any]] = {}
         self._looked_at: dict[int, int] = {}  # origin: bytes when it was last looked at
@@ -79,6 +78,19 @@ class Session:
         """Stops watching."""
         self.stop()
 
+    def _start(self, options: Options) -> _C.Watch:
+        """With a recording, or without if the disk is full."""
+        about = _about(options)
+        if self.recording is not None:
+            try:
+                return _C.Watch(options.level, str(self.recording), options.cap, about)
+            except InputError:
+                raise
+            except TenureError as error:
+                say(f"nothing is recorded: {error}")
+                self.recording = None
+        return _C.Watch(options.level, "", options.cap, about)
+
     def verdict(self) -> verdicts.Document:
         """The verdict so far, as in the JSON file."""
         judged = self._watch.judge()
@@ -102,6 +114,7 @@ class Session:
         self._stopped = True
         atexit.unregister(self.stop)
         self._end_timer.set()
+        self._timer.join(1.0)
         delattr(torch.UntypedStorage, "__init__")
         self._optimizers.remove()
         self._steps.end()
@@ -322,8 +335,6 @@ def _recording_path(options: Options) -> Path | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        from tenure.errors import InputError
-
         raise InputError(
             f"cannot write recordings to {folder}: {error.strerror}: give --out another folder"
         ) from None
