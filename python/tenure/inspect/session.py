@@ -20,7 +20,7 @@ from tenure import _C
 from tenure._build import VERSION
 from tenure.clock import follow_optimizers
 from tenure.errors import InputError, TenureError
-from tenure.inspect import recordings, verdicts
+from tenure.inspect import devices, recordings, verdicts
 from tenure.inspect.modules import name_modules
 from tenure.inspect.options import VARIABLE, Options, rank_of, recording_name, say
 from tenure.inspect.source import library_folders
@@ -62,6 +62,7 @@ class Session:
         self._judging = threading.Lock()
         if options.level != "count":
             _C.References([]).adopt()
+        devices.watch_when_used()
         setattr(torch.UntypedStorage, "__init__", _welcome)  # noqa: B010  mypy knows a method there
         self._optimizers = follow_optimizers()
         self._steps = _C.on_step(self._step_ended)
