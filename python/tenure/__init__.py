@@ -15,10 +15,8 @@ from tenure import _guard
 _guard.check()
 
 from tenure._build import VERSION as __version__  # noqa: E402
+from tenure._command import is_command  # noqa: E402
 from tenure._paths import cmake_prefix_path  # noqa: E402
-
-if TYPE_CHECKING:
-    from tenure._api import *  # noqa: F403
 
 __all__ = [
     "Explanation",
@@ -60,15 +58,15 @@ __all__ = [
     "watch",
 ]
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING or not is_command():
+    # At once and not when first used: a process may fork while another thread imports.
+    from tenure._api import *  # noqa: F403
+else:
 
     def __getattr__(name: str) -> Any:
-        """Loads what is offered when it is first used: see tenure._api."""
+        """The command line needs little of this, and torch takes seconds to import."""
         if name not in __all__:
             raise AttributeError(f"module 'tenure' has no attribute '{name}'")
         api = importlib.import_module("tenure._api")
         globals().update({offered: getattr(api, offered) for offered in api.__all__})
         return globals()[name]
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})

@@ -1,7 +1,6 @@
 """All that `tenure` offers, from the modules where it is defined.
 
-Imports torch, and with it takes seconds: the package itself does so only when it is used, so that
-the command line starts at once.
+Imports torch, which takes seconds: the command line starts without it.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ def train(steps: int, body, **options) -> dict:  # type: ignore[no-untyped-def, 
             optimizer.step()
             optimizer.zero_grad()
             body(step, model)
+            tenure.step()  # other tests here announced steps, so optimizers are not counted
         return session.verdict()
 
 
@@ -62,7 +63,8 @@ def test_held_is_what_the_allocator_says() -> None:
         watch = _C.References([])
         assert watch.size > 0
         kept = [torch.randn(1000, 100, device="cuda") for _ in range(10)]
-        tenure.step()
+        for _ in range(3):  # whoever announced steps before loses the lead
+            tenure.step()
         from tenure.inspect import session
 
         row = session._session._watch.rows()[-1]  # type: ignore[union-attr]
