@@ -200,8 +200,8 @@ def _thread_text(ident: int) -> str:
 def scope(name: str, count: int | None = None, *, on_close: OnClose = "report") -> Scope:
     """A scope, to be used as a `with` block.
 
-    A scope named ``step`` also advances Tenure's clock when it closes, unless it lies inside another
-    one. See :func:`tenure.step` for who else does, and whose numbers count.
+    A scope named ``step`` also advances Tenure's clock when it closes, unless it lies inside
+    another one. See :func:`tenure.step` for who else does, and whose numbers count.
 
     Args:
         name: What it is: ``step``, ``microbatch``, ``eval``, or your own word. Kept forever, so

@@ -18,9 +18,9 @@ def release(tensor: torch.Tensor, *, by: str = "user", after: Fence | None = Non
     text that says who released the storage, where and in which scope. :func:`refill` makes all of
     them good again.
 
-    What was exported through DLPack (``np.from_dlpack``, ``torch.from_dlpack``) is not seen: PyTorch
-    keeps no trace of an export, and its reader would read freed memory without an error. Release
-    only when no such reader is left.
+    What was exported through DLPack (``np.from_dlpack``, ``torch.from_dlpack``) is not seen:
+    PyTorch keeps no trace of an export, and its reader would read freed memory without an error.
+    Release only when no such reader is left.
 
     Args:
         tensor: Any tensor on the storage.
