@@ -15,6 +15,13 @@ set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1 -DNDEBUG")
 # What is shipped is optimised as what is tested: GCC 12 and 13 miscompile an -O3 loop of core.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 
+# What is shipped does not tell where it was built: __FILE__, also in torch's headers, and line
+# tables are relative to the source folder and to torch's. CMakeLists.txt found torch before this.
+# The last one that fits counts, and .venv with torch in it may lie in the source folder.
+add_compile_options(-ffile-prefix-map=${PROJECT_SOURCE_DIR}=.
+                    -ffile-prefix-map=${PROJECT_BINARY_DIR}=build
+                    -ffile-prefix-map=${TENURE_TORCH_ROOT}/include=torch/include)
+
 find_program(CCACHE ccache)
 mark_as_advanced(CCACHE)
 if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)

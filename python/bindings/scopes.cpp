@@ -94,6 +94,19 @@ uint64_t open(const std::string& name, std::optional<int64_t> count, const std::
   return static_cast<uint64_t>(tenure::open_scope({tenure::intern(name), count}, action));
 }
 
+// Another exception is on its way: what a subscriber throws goes to sys.unraisablehook.
+void tell_clock_while_raising(const std::string& name, std::optional<int64_t> count) {
+  try {
+    const py::gil_scoped_release no_gil;
+    tenure::tell_clock({tenure::intern(name), count});
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("a subscriber of tenure.on_step");
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    PyErr_WriteUnraisable(py::str("a subscriber of tenure's clock").ptr());
+  }
+}
+
 }  // namespace
 
 void bind_scopes(py::module_& m) {
@@ -118,6 +131,7 @@ void bind_scopes(py::module_& m) {
         tenure::tell_clock({tenure::intern(name), count});
       },
       py::arg("name"), py::arg("count"), py::call_guard<py::gil_scoped_release>());
+  m.def("tell_clock_while_raising", &tell_clock_while_raising, py::arg("name"), py::arg("count"));
   m.def("scope_changed", &tenure::language_scope_changed);
   m.def("current_scope", [] { return static_cast<uint64_t>(tenure::current_scope()); });
   m.def(

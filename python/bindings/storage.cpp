@@ -1,9 +1,11 @@
 #include "bindings.h"
+#include <tenure/core/error.h>
 #include <tenure/core/explain.h>
 #include <tenure/core/fence.h>
 #include <tenure/core/ledger.h>
 #include <tenure/core/release.h>
 #include <tenure/core/storage_ref.h>
+#include <tenure/core/text.h>
 
 #include <pybind11/stl.h>
 
@@ -14,10 +16,17 @@ using tenure::StorageRef;
 
 namespace {
 
+StorageRef no_ref(const py::object& other) {
+  throw tenure::InputError(
+      tenure::text("tenure.StorageRef() needs a torch.Tensor or a torch.UntypedStorage and got ",
+                   Py_TYPE(other.ptr())->tp_name));
+}
+
 void bind_ref(py::module_& m) {
   py::class_<StorageRef>(m, "StorageRef")
       .def(py::init<const at::Tensor&>(), py::arg("tensor"))
       .def(py::init<const c10::Storage&>(), py::arg("storage"))
+      .def(py::init(&no_ref), py::arg("other"))
       .def_property_readonly("alive", &StorageRef::alive)
       .def_property_readonly("nbytes", &StorageRef::nbytes)
       .def_property_readonly("device", &StorageRef::device)

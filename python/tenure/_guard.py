@@ -54,9 +54,16 @@ def _installed_torch() -> str | None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    source = Path(spec.origin).with_name("version.py").read_text()
-    found = re.search(r"""^__version__ = ['"](.+)['"]""", source, re.MULTILINE)
-    return found[1] if found else importlib.metadata.version("torch")
+    folder = Path(spec.origin).parent
+    try:
+        source = (folder / "version.py").read_text()
+        found = re.search(r"""^__version__ = ['"](.+)['"]""", source, re.MULTILINE)
+        return found[1] if found else importlib.metadata.version("torch")
+    except (OSError, importlib.metadata.PackageNotFoundError):
+        raise ImportError(
+            f"the torch in {folder} does not say which version it is and is not installed whole: "
+            f"run {shlex.quote(sys.executable)} -m pip install --force-reinstall torch"
+        ) from None
 
 
 def _rebuild() -> str:
@@ -65,19 +72,26 @@ def _rebuild() -> str:
     if (checkout / "pyproject.toml").exists():
         return f"make -C {shlex.quote(str(checkout))} build"
     pip = f"{shlex.quote(sys.executable)} -m pip install"
-    return (
-        f"{pip} scikit-build-core cmake ninja && "
-        f"{pip} --no-build-isolation --force-reinstall --no-deps {_source()}"
-    )
+    build = f"{pip} scikit-build-core cmake ninja && {pip} --no-build-isolation --force-reinstall"
+    source = _source()
+    if source is not None:
+        return f"{build} --no-deps {source}"
+    return f"{build} --no-deps FOLDER, where FOLDER is the folder of Tenure's source"
 
 
-def _source() -> str:
-    """What to give pip so that it builds this Tenure from its source."""
-    distribution = importlib.metadata.distribution("tenure")
+def _source() -> str | None:
+    """What to give pip so that it builds this Tenure from its source, if that is known."""
+    try:
+        distribution = importlib.metadata.distribution("tenure")
+    except importlib.metadata.PackageNotFoundError:  # copied here, not installed
+        return None
     origin = json.loads(distribution.read_text("direct_url.json") or "{}")
     if "vcs_info" in origin:
         vcs = origin["vcs_info"]
         return shlex.quote(f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}")
     if "dir_info" in origin:
         return shlex.quote(origin["url"])
+    if "url" in origin:
+        # A wheel has no source in it; a source archive has.
+        return None if origin["url"].endswith(".whl") else shlex.quote(origin["url"])
     return f"--no-binary tenure tenure=={distribution.version}"

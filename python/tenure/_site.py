@@ -19,5 +19,7 @@ def _shown(filename: str) -> str:
     try:
         shown = os.path.relpath(filename)
     except (OSError, ValueError):  # the working directory is gone
-        return filename
-    return filename if shown.startswith("..") else shown
+        shown = filename
+    if shown.startswith(".."):
+        shown = filename
+    return shown.encode(errors="replace").decode()  # a file's name need not be UTF-8

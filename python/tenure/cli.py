@@ -62,7 +62,7 @@ def info(
 @app.command()
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps to train.")] = 150,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Of weights and batches.")] = 0,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1 …")] = "cpu",
 ) -> None:
     """Train a small model and show who held its memory."""

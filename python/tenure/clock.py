@@ -24,7 +24,9 @@ def step() -> None:
     """Says that a training step has ended.
 
     Needed only where Tenure cannot see it: a scope named ``step`` says it too, and several
-    announcements of one step count once.
+    announcements of one step count once. Whoever announces first leads, and the leader's numbers
+    are the clock's: where this call leads, steps are counted on from the last one, and the counters
+    of ``step`` scopes are not looked at.
 
     Example:
         >>> import tenure
@@ -41,7 +43,11 @@ def steps() -> int:
 
 
 def on_step(fn: Callable[[int], None]) -> Subscription:
-    """Calls `fn` with the number of each step that ends, until the subscription ends or goes."""
+    """Calls `fn` with the number of each step that ends, until the subscription ends or goes.
+
+    What `fn` raises arrives where the step was announced. If another exception ends the step, or
+    its scope raises ScopeError, that one goes on and `fn`'s goes to :func:`sys.unraisablehook`.
+    """
     return _C.on_step(fn)
 
 

@@ -61,8 +61,8 @@ def usable_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.ones(1, device=device).sum().item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0].removesuffix(".")
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = str(error).splitlines()[0].split(". ")[0].removesuffix(".")
         raise ValueError(f"nothing can be trained on {name!r} here: {reason}.") from None
     return device
 

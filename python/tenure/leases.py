@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from tenure import _C, _site
+from tenure import _C, _inputs, _site
 from tenure._C import Lease, Totals
 from tenure.errors import InputError
 from tenure.scopes import Scope
@@ -71,6 +71,9 @@ def hold(
         )
     if scope is not None and not isinstance(scope, Scope):
         raise InputError(f"tenure.hold() needs a tenure.Scope and got {type(scope).__name__}")
+    _inputs.need_text(owner.kind, "owner kind")
+    _inputs.need_text(owner.name, "owner name")
+    _inputs.need_text(owner.site, "site of the owner")
     site = owner.site or _site.caller()
     return _C.hold(tensor, owner.kind, owner.name, site, None if scope is None else scope.id)
 
@@ -109,7 +112,7 @@ class Leases:
 
     @property
     def bytes(self) -> npt.NDArray[np.uint64]:
-        """Bytes of the storages; 0 while a storage's data is released."""
+        """Bytes that the storages had at that moment; 0 while a storage's data is released."""
         return self._snapshot.bytes
 
     @property
@@ -135,12 +138,18 @@ class Leases:
     @staticmethod
     def owner_of(owner_id: int) -> Owner:
         """The owner of that id."""
-        return Owner(*_C.owner_of(int(owner_id)))
+        number = _inputs.need_integer(owner_id, "owner id")
+        if not 0 <= number < 2**32:
+            raise InputError("no owner has that id: use one of the `owner` column")
+        return Owner(*_C.owner_of(number))
 
     @staticmethod
     def scope_of(scope_id: int) -> str:
         """The path of the scope with that id: ``epoch 1 / step 12``."""
-        return _C.scope_path(int(scope_id))
+        number = _inputs.need_integer(scope_id, "scope id")
+        if not 0 <= number < 2**64:
+            raise InputError("no scope has that id: use one of the `scope` column")
+        return _C.scope_path(number)
 
     def by_owner(self) -> dict[Owner, Totals]:
         """Bytes and leases of each owner, largest first. A storage counts once for an owner."""
@@ -184,7 +193,8 @@ class Ledger:
     """Who holds what, added up. Made by :func:`ledger`; always shows the present.
 
     Figures are exact whenever no call is in flight on another thread, and a consistent cut
-    otherwise.
+    otherwise. Of a storage that PyTorch resized (``resize_``) while it is leased, totals count the
+    size it had until it is leased again or :func:`leases` is called.
     """
 
     @property

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextvars
+import threading
 import warnings
 from types import TracebackType
 from typing import Literal, Self
 
 import torch  # noqa: F401  the extension needs its libraries loaded
 
-from tenure import _C
+from tenure import _C, _inputs
 from tenure.errors import ScopeError, ScopeWarning
 
 __all__ = ["OnClose", "Scope", "scope"]
@@ -19,6 +20,7 @@ OnClose = Literal["report", "release", "raise"]
 _PROCESS = 0
 _current: contextvars.ContextVar[int] = contextvars.ContextVar("tenure_scope", default=_PROCESS)
 _C.set_scope_variable(_current)
+_open: dict[int, Scope] = {}
 
 
 class Scope:
@@ -42,6 +44,7 @@ class Scope:
         self._id: int | None = None
         self._outer = _PROCESS
         self._process = 0
+        self._thread = 0
         self.report = None
 
     @property
@@ -68,9 +71,14 @@ class Scope:
                 f"scope '{self.name}' was opened before: make a new one with tenure.scope() "
                 "each time"
             )
+        _inputs.need_text(self._name, "scope name")
+        _inputs.need_count(self._count, "scope counter")
+        _inputs.need_text(self._on_close, "on_close")
         self._id = _C.open_scope(self._name, self._count, self._on_close)
         self._process = _C.fork_generation()
+        self._thread = threading.get_ident()
         self._outer = _current.get()
+        _open[self._id] = self
         _current.set(self._id)
         _C.scope_changed()
         return self
@@ -86,28 +94,74 @@ class Scope:
                 thread: then nothing changes. Or it closed, and leases were left in it under
                 ``on_close="raise"``.
         """
-        return self._close(exception=False, stacklevel=3)
+        return self._close(stacklevel=3)
 
-    def _close(self, *, exception: bool, stacklevel: int) -> _C.ScopeReport | None:
-        if self._id is not None and self._process != _C.fork_generation():
-            _current.set(_PROCESS)  # a forked child: the scope and its leases are the parent's
+    def _close(self, *, stacklevel: int) -> _C.ScopeReport | None:
+        if self._is_of_the_parent_process():
             return None
-        if self.is_open and _current.get() != self._id:
+        if self.is_open:
+            self._require_own_thread()
+            self._require_innermost()
+        report = self._end(exception=False)
+        if report and not report.released:
+            warnings.warn(str(report), ScopeWarning, stacklevel=stacklevel)
+        return report
+
+    def _unwind(self) -> None:
+        """Closes it because of an exception, after what was left open inside it in this context."""
+        if self._is_of_the_parent_process() or not self.is_open:
+            return
+        self._require_own_thread()
+        for inner in self._left_open_inside():
+            inner._end(exception=True)
+        self._require_innermost()
+        self._end(exception=True)
+
+    def _end(self, *, exception: bool) -> _C.ScopeReport:
+        self.report = _C.close_scope(self.id, exception)
+        _open.pop(self.id, None)
+        _current.set(self._outer)
+        _C.scope_changed()
+        if self._name == "step":
+            alone = not exception and not self.report.raises
+            tell_clock = _C.tell_clock if alone else _C.tell_clock_while_raising
+            tell_clock(self._name, self._count)
+        if self.report.raises:
+            raise ScopeError(str(self.report))
+        return self.report
+
+    def _is_of_the_parent_process(self) -> bool:
+        if self._id is None or self._process == _C.fork_generation():
+            return False
+        _current.set(_PROCESS)  # a forked child: the scope and its leases are the parent's
+        return True
+
+    def _require_own_thread(self) -> None:
+        here = threading.get_ident()
+        if here != self._thread:
+            raise ScopeError(
+                f"scope '{self.name}' was opened by {_thread_text(self._thread)} and "
+                f"{_thread_text(here)} tried to close it: close it where it was opened"
+            )
+
+    def _require_innermost(self) -> None:
+        if _current.get() != self._id:
             raise ScopeError(
                 f"scope '{self.name}' is not the innermost scope here, "
                 f"'{_C.scope_path(_current.get())}' is: close scopes where they were opened and in "
                 "reverse order, as `with` blocks do"
             )
-        self.report = _C.close_scope(self.id, exception)
-        _current.set(self._outer)
-        _C.scope_changed()
-        if self._name == "step":
-            _C.tell_clock(self._name, self._count)
-        if self.report.raises:
-            raise ScopeError(str(self.report))
-        if self.report and not self.report.released and not exception:
-            warnings.warn(str(self.report), ScopeWarning, stacklevel=stacklevel)
-        return self.report
+
+    def _left_open_inside(self) -> list[Scope]:
+        """The scopes between this one and the current one, innermost first."""
+        inside: list[Scope] = []
+        at = _current.get()
+        while at != self._id:
+            if at not in _open:
+                return []  # the current scope lies elsewhere
+            inside.append(_open[at])
+            at = inside[-1]._outer
+        return inside
 
     def __enter__(self) -> Self:
         """Opens it."""
@@ -119,8 +173,20 @@ class Scope:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Closes it. When an exception ends it, nothing is raised or warned about on top."""
-        self._close(exception=error is not None, stacklevel=3)
+        """Closes it. When an exception ends it, nothing is raised or warned about on top.
+
+        Scopes that were opened inside it and are still open end with it then, innermost first.
+        Where it cannot be closed, the exception gets a note that says why.
+        """
+        if error is None:
+            self._close(stacklevel=3)
+            return
+        try:
+            self._unwind()
+        except ScopeError as refused:
+            if isinstance(error, GeneratorExit):
+                raise  # nothing failed before this, and nobody would see a note
+            error.add_note(f"tenure: {refused}")
 
     def __repr__(self) -> str:
         """Shows name and state."""
@@ -128,10 +194,16 @@ class Scope:
         return f"<tenure.Scope '{self.name}', {state}>"
 
 
+def _thread_text(ident: int) -> str:
+    names = [thread.name for thread in threading.enumerate() if thread.ident == ident]
+    return f"thread '{names[0]}'" if names else f"thread {ident}"
+
+
 def scope(name: str, count: int | None = None, *, on_close: OnClose = "report") -> Scope:
     """A scope, to be used as a `with` block.
 
-    A scope named ``step`` also advances Tenure's clock when it closes.
+    A scope named ``step`` also advances Tenure's clock when it closes, unless it lies inside
+    another one. See :func:`tenure.step` for who else does, and whose numbers count.
 
     Args:
         name: What it is: ``step``, ``microbatch``, ``eval``, or your own word. Kept forever, so
@@ -139,7 +211,8 @@ def scope(name: str, count: int | None = None, *, on_close: OnClose = "report") 
         count: Which one it is.
         on_close: What closing does with leases that are still in it. ``report`` warns and moves
             them to the enclosing scope; ``release`` releases them; ``raise`` raises ScopeError, or
-            releases them when the scope ends because of an exception.
+            releases them when the scope ends because of an exception. An exception also ends the
+            scopes that are still open inside, innermost first.
 
     Example:
         >>> import tenure, torch

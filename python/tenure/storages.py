@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tenure import _C, _site
+from tenure import _C, _inputs, _site
 from tenure._C import Fence, StorageRef
 from tenure.errors import InputError
 
@@ -17,6 +17,10 @@ def release(tensor: torch.Tensor, *, by: str = "user", after: Fence | None = Non
     Views, saved tensors and other aliases keep their shapes. Reading any of them raises, with a
     text that says who released the storage, where and in which scope. :func:`refill` makes all of
     them good again.
+
+    What was exported through DLPack (``np.from_dlpack``, ``torch.from_dlpack``) is not seen:
+    PyTorch keeps no trace of an export, and its reader would read freed memory without an error.
+    Release only when no such reader is left.
 
     Args:
         tensor: Any tensor on the storage.
@@ -39,6 +43,9 @@ def release(tensor: torch.Tensor, *, by: str = "user", after: Fence | None = Non
         tensor(2.)
     """
     need_tensor(tensor, "release")
+    _inputs.need_text(by, "name of the releaser")
+    if after is not None and not isinstance(after, Fence):
+        raise InputError(f"tenure.release() needs a tenure.Fence and got {type(after).__name__}")
     _C.release_storage(tensor, by, _site.caller(), after if after is not None else Fence())
 
 
@@ -47,8 +54,19 @@ def refill(tensor: torch.Tensor, source: torch.Tensor | None = None) -> None:
 
     Args:
         tensor: Any tensor on the storage.
-        source: Its content: as many bytes as the storage has, on the same device. Without it the
-            memory holds whatever was there.
+        source: Its content: as many bytes as the storage has, on the same device. If it has the
+            tensor's shape and the tensor is all of its storage, the two are equal afterwards,
+            whatever their strides; else the source's bytes are copied in its row-major order.
+            Without it the memory holds whatever was there.
+
+    Example:
+        >>> import tenure, torch
+        >>> x = torch.arange(6.0).view(2, 3).t()
+        >>> content = x.clone()
+        >>> tenure.release(x)
+        >>> tenure.refill(x, content)
+        >>> torch.equal(x, content)
+        True
     """
     need_tensor(tensor, "refill")
     if source is not None:

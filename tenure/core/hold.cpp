@@ -2,7 +2,6 @@
 
 #include <tenure/core/error.h>
 #include <tenure/core/ledger.h>
-#include <tenure/core/release.h>
 #include <tenure/core/scope.h>
 #include <tenure/core/storage_ref.h>
 
@@ -12,9 +11,8 @@ namespace tenure {
 
 Lease hold(const c10::Storage& storage, OwnerId owner, ScopeId scope) {
   auto* object = storage.unsafeGetStorageImpl();
-  const auto bytes = is_released(storage) ? 0 : storage.nbytes();
   c10::raw::intrusive_ptr::incref(object);
-  return {object, bytes, device_tag(storage.device()), owner, scope};
+  return {object, storage.nbytes(), device_tag(storage.device()), owner, scope};
 }
 
 Lease hold(const at::Tensor& tensor, OwnerId owner, ScopeId scope) {

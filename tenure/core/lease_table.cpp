@@ -213,6 +213,42 @@ void LeaseTable::count(LeaseShard& shard, const LeaseSlot& slot, const Sharing& 
   shard.leases[kind] += static_cast<uint32_t>(sign);
 }
 
+// Note [Bytes of a lease]
+// A storage may be resized, released or refilled while leases hold it. Each slot has the bytes that
+// the totals count for it; the object itself has those of now, and can be asked, because a lease
+// keeps it alive. Asked under the shard's lock, so that of a take and a release at the same time
+// the later one is right: whoever changes the data calls set_bytes after that. What describes one
+// lease, and a table of all, asks each object; totals do not, as that would read every object.
+// They learn of a resize when the storage is leased again or a table of all leases is made.
+uint64_t LeaseTable::bytes_now(const void* object, uint64_t otherwise) const {
+  return ops_.bytes != nullptr ? ops_.bytes(object) : otherwise;
+}
+
+LeaseRow LeaseTable::row_now(const LeaseSlot& slot) const {
+  auto row = slot.row();
+  row.bytes = bytes_now(slot.object, row.bytes);
+  return row;
+}
+
+// REQUIRES: the shard's lock, and notice_thread() before it, or all locks.
+void LeaseTable::recount(LeaseShard& shard, const void* object, uint64_t bytes) {
+  std::array<bool, kOwnerKinds> seen{};
+  bool any = false;
+  shard.each_lease_on(object, [&](LeaseSlot& slot) {
+    const auto delta = static_cast<int64_t>(bytes) - static_cast<int64_t>(slot.bytes);
+    const auto kind = static_cast<size_t>(kind_of(OwnerId{slot.owner}));
+    if (!seen.at(kind)) {
+      add(shard, kind, delta);
+    }
+    if (!any) {
+      add(shard, kAll, delta);
+    }
+    seen.at(kind) = any = true;
+    slot.bytes = bytes;
+    return true;
+  });
+}
+
 LeaseKey LeaseTable::take(void* object, uint64_t bytes, uint16_t device, OwnerId owner,
                           ScopeId scope) {
   notice_thread();
@@ -234,7 +270,11 @@ LeaseKey LeaseTable::take(void* object, uint64_t bytes, uint16_t device, OwnerId
     const auto shared = sharing(shard, object, kind_of(owner));
     slot.object = object;
     // A released storage counts nothing until it is refilled, and the others know whether it is.
-    slot.bytes = shared.other != nullptr ? uint64_t{shared.other->bytes} : bytes;
+    bytes = bytes_now(object, shared.other != nullptr ? uint64_t{shared.other->bytes} : bytes);
+    if (shared.other != nullptr && shared.other->bytes != bytes) {
+      recount(shard, object, bytes);
+    }
+    slot.bytes = bytes;
     slot.device = device;
     slot.taken = now;
     slot.owner = static_cast<uint32_t>(owner);
@@ -309,7 +349,7 @@ std::optional<LeaseRow> LeaseTable::row(LeaseKey key) const {
   auto& shard = shards_[key.shard];
   std::lock_guard lock(shard.mutex);
   const auto* slot = find(shard, key);
-  return slot == nullptr ? std::nullopt : std::optional(slot->row());
+  return slot == nullptr ? std::nullopt : std::optional(row_now(*slot));
 }
 
 void* LeaseTable::share(LeaseKey key) const {
@@ -327,21 +367,7 @@ void LeaseTable::set_bytes(void* object, uint64_t bytes) {
   notice_thread();
   auto& shard = shard_of(object);
   std::lock_guard lock(shard.mutex);
-  std::array<bool, kOwnerKinds> seen{};
-  bool any = false;
-  shard.each_lease_on(object, [&](LeaseSlot& slot) {
-    const auto delta = static_cast<int64_t>(bytes) - static_cast<int64_t>(slot.bytes);
-    auto& kind_seen = seen.at(static_cast<size_t>(kind_of(OwnerId{slot.owner})));
-    if (!kind_seen) {
-      add(shard, static_cast<size_t>(kind_of(OwnerId{slot.owner})), delta);
-    }
-    if (!any) {
-      add(shard, kAll, delta);
-    }
-    kind_seen = any = true;
-    slot.bytes = bytes;
-    return true;
-  });
+  recount(shard, object, bytes_now(object, bytes));
 }
 
 std::vector<LeaseRow> LeaseTable::rows_of(void* object) const {
@@ -349,7 +375,7 @@ std::vector<LeaseRow> LeaseTable::rows_of(void* object) const {
   std::vector<LeaseRow> out;
   std::lock_guard lock(shard.mutex);
   shard.each_lease_on(object, [&](const LeaseSlot& slot) {
-    out.push_back(slot.row());
+    out.push_back(row_now(slot));
     return true;
   });
   return out;
@@ -367,7 +393,7 @@ std::vector<LeaseRow> LeaseTable::empty_scope(ScopeNode& node, OnClose on_close)
       std::lock_guard lock(shard.mutex);
       while (node.first[shard.number] != 0) {
         const auto index = node.first[shard.number] - 1;
-        rows.push_back(shard.at(index).row());
+        rows.push_back(row_now(shard.at(index)));
         if (on_close == OnClose::release) {
           ended.push_back(end(shard, index));
         } else {
@@ -439,7 +465,12 @@ std::vector<LeaseRow> LeaseTable::rows() {
   out.clear();
   AllLocked locked(*this);
   for (size_t i = 0; i < kShards; ++i) {
-    shards_[i].each_live([&](const LeaseSlot& slot) { out.push_back(slot.row()); });
+    shards_[i].each_live([&](const LeaseSlot& slot) {
+      out.push_back(row_now(slot));
+      if (out.back().bytes != slot.bytes) {
+        recount(shards_[i], slot.object, out.back().bytes);
+      }
+    });
   }
   return out;
 }

@@ -55,6 +55,9 @@ class LeaseTable {
   struct ObjectOps {
     void (*retain)(void*);
     void (*drop)(void*);
+    // Its bytes now. Called under a lock of the table, so it takes none of its own. Null: bytes
+    // change only through set_bytes.
+    uint64_t (*bytes)(const void*) = nullptr;
   };
 
   LeaseTable(ObjectOps ops, ScopeTree& scopes);
@@ -63,7 +66,8 @@ class LeaseTable {
   LeaseTable& operator=(const LeaseTable&) = delete;
 
   // Takes over one reference to `object`, also when it throws. A scope that is closed by now counts
-  // as the process scope. Bytes must be below 2^48.
+  // as the process scope. Bytes must be below 2^48; where there is ObjectOps::bytes, its answer
+  // counts instead. See Note [Bytes of a lease].
   LeaseKey take(void* object, uint64_t bytes, uint16_t device, OwnerId owner, ScopeId scope);
 
   // False: the lease had ended before.
@@ -73,7 +77,8 @@ class LeaseTable {
   // The object with a reference of the caller's own, or null.
   void* share(LeaseKey key) const;
 
-  // The object's memory went or came back while leases hold it.
+  // The object's memory went, came back or changed its size while leases hold it. As for take(),
+  // ObjectOps::bytes has the last word.
   void set_bytes(void* object, uint64_t bytes);
 
   // Leases on one object, newest first.
@@ -110,6 +115,9 @@ class LeaseTable {
   void add(LeaseShard& shard, size_t counter, int64_t delta);
   void notice_thread();
   void* end(LeaseShard& shard, uint32_t index);
+  uint64_t bytes_now(const void* object, uint64_t otherwise) const;
+  LeaseRow row_now(const LeaseSlot& slot) const;
+  void recount(LeaseShard& shard, const void* object, uint64_t bytes);
   KindTotals read_totals();
 
   const ObjectOps ops_;

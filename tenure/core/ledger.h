@@ -39,7 +39,9 @@ class Ledger {
   ScopeTree& scopes() { return scopes_; }
   LeaseTable& leases() { return leases_; }
 
-  // Exact whenever no call is in flight, a consistent cut otherwise.
+  // Exact whenever no call is in flight, a consistent cut otherwise. Of a storage that PyTorch
+  // resized while it is leased, totals say the size it had until it is leased again or a snapshot
+  // is made; a snapshot says the size it has.
   KindTotals totals();
   Snapshot snapshot();
   // Begins a new interval for the high-water marks; returns the one that ended.

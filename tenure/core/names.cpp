@@ -27,8 +27,8 @@ NameTable& table() {
 }
 
 bool printable(std::string_view name) {
-  for (unsigned char c : name) {
-    if (c < 0x20 || c == 0x7f) {
+  for (size_t i = 0; i < name.size(); ++i) {
+    if (control_at_front(name.substr(i)) != 0) {
       return false;
     }
   }
@@ -37,17 +37,30 @@ bool printable(std::string_view name) {
 
 }  // namespace
 
+size_t control_at_front(std::string_view name) {
+  const auto byte = [&](size_t i) {
+    return i < name.size() ? static_cast<unsigned char>(name[i]) : 0U;
+  };
+  if (byte(0) < 0x20 || byte(0) == 0x7f) {
+    return 1;
+  }
+  if (byte(0) == 0xc2 && byte(1) >= 0x80 && byte(1) < 0xa0) {
+    return 2;
+  }
+  return name.starts_with("\xe2\x80\xa8") || name.starts_with("\xe2\x80\xa9") ? 3 : 0;
+}
+
 void check_name(std::string_view name, std::string_view what) {
   if (name.empty()) {
     throw InputError(text(what, " is empty: give it a name that will mean something in a report"));
   }
-  if (name.size() > kLongestName) {
-    throw InputError(text(what, " '", front_of(name, 32), "…' has ", name.size(),
-                          " bytes: use at most ", kLongestName));
-  }
   if (!printable(name)) {
     throw InputError(
         text(what, " contains a newline or another control character: use one printable line"));
+  }
+  if (name.size() > kLongestName) {
+    throw InputError(text(what, " '", front_of(name, 32), "…' has ", name.size(),
+                          " bytes: use at most ", kLongestName));
   }
 }
 

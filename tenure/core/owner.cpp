@@ -5,6 +5,7 @@
 #include <tenure/core/names.h>
 #include <tenure/core/text.h>
 
+#include <algorithm>
 #include <array>
 #include <deque>
 #include <mutex>
@@ -42,11 +43,11 @@ OwnerTable& table() {
 
 // A site is taken from a frame, not chosen by the user: it is mended rather than refused.
 std::string fitting_site(std::string_view site) {
-  std::string out(end_of(site, kLongestName));
-  for (char& c : out) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      c = '?';
-    }
+  std::string out;
+  for (auto rest = end_of(site, kLongestName); !rest.empty();) {
+    const auto control = control_at_front(rest);
+    out += control == 0 ? rest.front() : '?';
+    rest.remove_prefix(std::max<size_t>(control, 1));
   }
   return out;
 }
@@ -96,7 +97,12 @@ Owner owner_of(OwnerId id) {
   {
     auto& owners = table();
     std::lock_guard lock(owners.mutex);
-    entry = owners.entries.at(static_cast<uint32_t>(id) & kIndexMask);
+    const auto index = static_cast<uint32_t>(id) & kIndexMask;
+    if (static_cast<size_t>(kind_of(id)) >= kOwnerKinds || index >= owners.entries.size()) {
+      throw InputError(text("no owner has the id ", static_cast<uint32_t>(id),
+                            ": use one that a lease or an event carries"));
+    }
+    entry = owners.entries[index];
   }
   return {kind_of(id), std::string(name_of(entry.name)), std::string(name_of(entry.site))};
 }

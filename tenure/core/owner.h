@@ -44,6 +44,7 @@ struct Owner {
 // long for a report keeps its end.
 OwnerId intern_owner(OwnerKind kind, std::string_view name, std::string_view site = {});
 
+// Throws InputError for an id that was never given.
 Owner owner_of(OwnerId id);
 
 // "activation 'layers.3.mlp' (train.py:41)"

@@ -143,8 +143,42 @@ constexpr c10::DispatchKeySet kModes{c10::DispatchKey::Python, c10::DispatchKey:
                                      c10::DispatchKey::FuncTorchDynamicLayerBackMode,
                                      c10::DispatchKey::Functionalize};
 
-// New memory for the storage, with the bytes of `content` in it, if that is given.
-c10::DataPtr new_data(c10::StorageImpl& storage, const at::Tensor* content) {
+// Whether the tensor's elements are all that its storage has, each once: then there is no doubt
+// where each value of a content of the same shape belongs.
+bool covers_its_storage(const at::Tensor& tensor) {
+  return tensor.storage_offset() == 0 && tensor.nbytes() == tensor.storage().nbytes() &&
+         tensor.is_non_overlapping_and_dense();
+}
+
+// As `tensor`, but on other memory and with the content's dtype, whose elements are as large: bits
+// are copied, not converted.
+at::Tensor same_strides_on(const c10::Storage& memory, const at::Tensor& tensor,
+                           const at::Tensor& content) {
+  auto out = at::empty({0}, content.options().device(memory.device()));
+  out.set_(memory, 0, tensor.sizes(), tensor.strides());
+  if (content.scalar_type() == tensor.scalar_type()) {
+    out._set_conj(tensor.is_conj());
+    out._set_neg(tensor.is_neg());
+  }
+  return out;
+}
+
+// REQUIRES: `memory` has as many bytes as the content.
+void copy_content(const c10::Storage& memory, const at::Tensor& tensor, const at::Tensor& content) {
+  const auto source = content.detach();
+  if (source.sizes() == tensor.sizes() && covers_its_storage(tensor)) {
+    same_strides_on(memory, tensor, source).copy_(source);
+    return;
+  }
+  const auto ordered = source.resolve_conj().resolve_neg().contiguous();
+  const auto bytes = static_cast<int64_t>(ordered.nbytes());
+  const auto offset = ordered.storage_offset() * static_cast<int64_t>(ordered.element_size());
+  bytes_of(memory, 0, bytes).copy_(bytes_of(ordered.storage(), offset, bytes));
+}
+
+// New memory for the tensor's storage, with `content` in it, if that is given.
+c10::DataPtr new_data(const at::Tensor& tensor, const at::Tensor* content) {
+  auto& storage = *tensor.storage().unsafeGetStorageImpl();
   const c10::DeviceGuard guard(storage.device());
   auto data = storage.allocator()->allocate(storage.nbytes());
   if (content == nullptr || storage.nbytes() == 0) {
@@ -152,11 +186,8 @@ c10::DataPtr new_data(c10::StorageImpl& storage, const at::Tensor* content) {
   }
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard no_modes(kModes);
-  const auto source = content->detach().resolve_conj().resolve_neg().contiguous();
-  const auto bytes = static_cast<int64_t>(source.nbytes());
-  const auto offset = source.storage_offset() * static_cast<int64_t>(source.element_size());
   c10::Storage fresh(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(data));
-  bytes_of(fresh, 0, bytes).copy_(bytes_of(source.storage(), offset, bytes));
+  copy_content(fresh, tensor, *content);
   return fresh.set_data_ptr(c10::DataPtr(nullptr, storage.device()));
 }
 
@@ -181,7 +212,7 @@ void refill(const at::Tensor& tensor, const at::Tensor* content) {
                               ", and the content must cover all of it"));
     }
   }
-  auto data = new_data(impl, content);
+  auto data = new_data(tensor, content);
   {
     auto& released = table();
     std::lock_guard lock(released.mutex);

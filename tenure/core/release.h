@@ -9,6 +9,10 @@
 //
 // Any thread may call; that nobody reads the data at the same time is the caller's promise, and a
 // fence is how to keep it across streams.
+//
+// What was exported through DLPack (np.from_dlpack, torch.from_dlpack) is not seen: PyTorch keeps
+// no trace of an export, its reader has the address and not the storage, and reads freed memory
+// without an error. That no such reader is left is the caller's promise too.
 #pragma once
 
 #include <tenure/core/fence.h>
@@ -38,7 +42,10 @@ void release_storage(const at::Tensor& tensor, const Releaser& by, const Fence& 
 
 // New memory of the same size, with whatever is in it. Throws ReleaseError if it was not released.
 void refill_storage(const at::Tensor& tensor);
-// The same, then copies the bytes of `content`, which must be as many and on the same device.
+// The same, then copies `content`, which must have as many bytes and be on the same device. By
+// value where it has the tensor's sizes and the tensor is all of its storage, so that the two are
+// equal whatever their strides; else its bytes, in its own row-major order, from the storage's
+// begin.
 void refill_storage(const at::Tensor& tensor, const at::Tensor& content);
 
 bool is_released(const c10::Storage& storage);

@@ -96,6 +96,20 @@ void record(EventType type, ScopeId id, const ScopeLabel& label) {
   }
 }
 
+// Whether the current scope or one around it has that name.
+bool inside(NameId name) {
+  const auto& scopes = ledger().scopes();
+  for (auto id = current_scope(); id != ScopeId::process; id = scopes.parent(id)) {
+    const auto label = scopes.label(id);
+    if (label && label->name == name) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void print(const std::exception& error) { std::fprintf(stderr, "tenure: %s\n", error.what()); }
+
 ScopeLabel checked_label(std::string_view name, std::optional<int64_t> count) {
   check_name(name, "scope name");
   return {intern(name), count};
@@ -147,7 +161,7 @@ ScopeReport close_scope(ScopeId id, Ending ending) {
 
 void tell_clock(const ScopeLabel& label) {
   static const NameId step = intern("step");
-  if (label.name != step) {
+  if (label.name != step || inside(step)) {
     return;
   }
   const bool numbered = label.count && *label.count >= 0;
@@ -185,8 +199,16 @@ ScopeReport Scope::close() {
   open_ = false;
   here.top = outer_;
   carry_on();
-  tell_clock(label_);
-  if (!report.empty() && report.on_close == OnClose::raise) {
+  const bool raises = !report.empty() && report.on_close == OnClose::raise;
+  try {
+    tell_clock(label_);
+  } catch (const std::exception& error) {
+    if (!raises) {
+      throw;
+    }
+    print(error);  // one can be thrown, and the leases are the scope's own matter
+  }
+  if (raises) {
     throw ScopeError(report.text());
   }
   return report;
@@ -203,7 +225,7 @@ Scope::~Scope() {
       std::fprintf(stderr, "tenure: %s\n", report.text().c_str());
     }
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "tenure: %s\n", error.what());
+    print(error);
   }
 }
 

@@ -48,7 +48,8 @@ class Scope {
   ScopeId id() const { return id_; }
   // Throws ScopeError, changing nothing, when it is closed already, is not the innermost scope of
   // this thread, or belongs to another thread; and, once closed, if on_close is raise and leases
-  // were left. What a subscriber of the clock throws passes through, once closed.
+  // were left. What a subscriber of the clock throws passes through, once closed; beside such a
+  // ScopeError it is printed to stderr.
   ScopeReport close();
 
  private:
@@ -72,8 +73,9 @@ ScopeId open_scope(ScopeLabel label, OnClose on_close);
 // the scope ends because of one: OnClose::raise then releases, so that a failed step keeps nothing.
 enum class Ending : uint8_t { normal, exception };
 ScopeReport close_scope(ScopeId id, Ending ending);
-// A scope named `step` is the clock's: its end is the step's. Called after close_scope, once the
-// enclosing scope is current again, because subscribers take leases and may throw.
+// A scope named `step` is the clock's: its end is the step's, unless it lies inside another one of
+// that name, whose step it belongs to. Called after close_scope, once the enclosing scope is
+// current again, because subscribers take leases and may throw.
 void tell_clock(const ScopeLabel& label);
 
 // How a language runtime says which scope is current on a thread of its own. All three must be

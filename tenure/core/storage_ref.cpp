@@ -24,6 +24,13 @@ void drop_storage(void* object) {
   }
 }
 
+// A released storage keeps its size, but not its data.
+uint64_t bytes_of_storage(const void* object) {
+  // The cast is for a getter that lacks a const version; nothing is written.
+  auto* storage = static_cast<c10::StorageImpl*>(const_cast<void*>(object));
+  return storage->_mutable_data_ptr_no_checks().get() == nullptr ? 0 : storage->nbytes();
+}
+
 // Why the tensor has no storage that could be named; empty if it has one.
 std::string why_no_storage(const at::Tensor& tensor) {
   if (!tensor.defined()) {
@@ -60,7 +67,7 @@ std::string why_no_storage(const at::Tensor& tensor) {
 
 }  // namespace
 
-LeaseTable::ObjectOps storage_ops() { return {retain_storage, drop_storage}; }
+LeaseTable::ObjectOps storage_ops() { return {retain_storage, drop_storage, bytes_of_storage}; }
 
 void forget_storages_from_now_on() { forgetting.store(true, std::memory_order_relaxed); }
 

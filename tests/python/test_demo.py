@@ -71,6 +71,23 @@ def test_nothing_is_held_between_steps_but_weights() -> None:
     assert tenure.ledger().bytes == before
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_a_lease_that_outlives_its_step_fails_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(steps=1, seed=0, device=torch.device("cpu"))
+    training = Training(options, corpus())
+    kept: list[tenure.Lease] = []
+    follow_weights = training._follow_weights
+
+    def keep_one() -> None:
+        kept.append(tenure.hold(torch.zeros(256), "forgotten"))
+        follow_weights()
+
+    monkeypatch.setattr(training, "_follow_weights", keep_one)
+    with pytest.raises(tenure.ScopeError, match=r"'step 1' closed with 1 lease .*'forgotten'"):
+        training.step(1)
+    assert kept[0].held
+
+
 @pytest.mark.parametrize(
     ("rss", "verdict"),
     [

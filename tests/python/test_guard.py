@@ -69,6 +69,44 @@ def test_the_command_builds_from_where_tenure_came(site: Path) -> None:
     assert error_of_import(site).endswith("--no-deps file:///home/me/tenure")
 
 
+def came_from(site: Path, url: str) -> None:
+    (site / "tenure-0.1.0.dist-info/direct_url.json").write_text(
+        f'{{"url": "{url}", "archive_info": {{}}}}'
+    )
+
+
+def test_a_wheel_from_a_file_cannot_be_built_again(site: Path) -> None:
+    install_torch(site, "7.2.1")
+    came_from(site, "file:///home/me/tenure-0.1.0-cp311-cp311-linux_x86_64.whl")
+    said = error_of_import(site)
+    assert said.endswith(
+        "--no-build-isolation --force-reinstall --no-deps FOLDER, where FOLDER is the folder of "
+        "Tenure's source"
+    )
+    assert "tenure==" not in said
+
+
+def test_a_source_archive_can_be_built_again(site: Path) -> None:
+    install_torch(site, "7.2.1")
+    came_from(site, "file:///home/me/tenure-0.1.0.tar.gz")
+    assert error_of_import(site).endswith("--no-deps file:///home/me/tenure-0.1.0.tar.gz")
+
+
+def test_a_copy_that_was_never_installed(site: Path) -> None:
+    install_torch(site, "7.2.1")
+    shutil.rmtree(site / "tenure-0.1.0.dist-info")
+    assert error_of_import(site).endswith("FOLDER is the folder of Tenure's source")
+
+
+def test_a_torch_that_does_not_say_its_version(site: Path) -> None:
+    install_torch(site, "7.1.0")
+    (site / "torch/version.py").unlink()
+    assert error_of_import(site) == (
+        f"the torch in {site / 'torch'} does not say which version it is and is not installed "
+        f"whole: run {sys.executable} -m pip install --force-reinstall torch"
+    )
+
+
 def test_another_patch_is_the_same_torch(site: Path) -> None:
     install_torch(site, "7.1.9")
     run = subprocess.run(

@@ -1,7 +1,11 @@
 #include <tenure/core/clock.h>
 
+#include <tenure/core/error.h>
+#include <tenure/core/hold.h>
 #include <tenure/core/scope.h>
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <sys/wait.h>
@@ -170,6 +174,32 @@ TEST_F(Steps, WhatASubscriberThrowsDoesNotEndADestructor) {
   }
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "tenure: thrown\n");
   EXPECT_EQ(current_scope(), ScopeId::process);
+}
+
+TEST_F(Steps, WhatASubscriberThrowsDoesNotHideWhatWasLeft) {
+  for (int i = 0; i < 2; ++i) {
+    const Scope step("step");
+  }
+  const auto thrower =
+      clock().subscribe([](uint64_t /*step*/) { throw std::runtime_error("thrown"); });
+  Scope step("step", OnClose::raise);
+  const auto lease = hold(at::zeros({4}), intern_owner(OwnerKind::user, "left"));
+  testing::internal::CaptureStderr();
+  EXPECT_THROW(step.close(), ScopeError);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "tenure: thrown\n");
+}
+
+TEST_F(Steps, AStepInsideAStepCountsOnce) {
+  for (int i = 0; i < 2; ++i) {
+    const Scope step("step");
+  }
+  ended_.clear();
+  for (int64_t i = 7; i < 9; ++i) {
+    const Scope step("step", i);
+    const Scope between("microbatch");
+    const Scope inner("step", i);
+  }
+  EXPECT_EQ(ended_, (std::vector<uint64_t>{7, 8}));
 }
 
 TEST_F(Steps, ASubscriberRunsInTheEnclosingScope) {

@@ -168,6 +168,64 @@ TEST(Peak, FollowsMemoryThatComesBack) {
   book.release(a);
 }
 
+// --- bytes that change while leased ----------------------------------------------------------
+
+class Resized : public testing::Test {
+ protected:
+  struct Object {
+    uint64_t bytes = 100;
+  };
+  static uint64_t bytes_of(const void* object) { return static_cast<const Object*>(object)->bytes; }
+
+  LeaseKey take(OwnerKind kind = OwnerKind::user, uint64_t told = 100) {
+    return book_.leases().take(&object_, told, 0, owner(kind), ScopeId::process);
+  }
+  uint64_t counted(OwnerKind kind) {
+    return book_.totals().by_kind.at(static_cast<size_t>(kind)).bytes;
+  }
+
+  Object object_;
+  Ledger book_{{[](void*) {}, [](void*) {}, bytes_of}};
+};
+
+// What a caller read before the lock may be out of date: the data may be released meanwhile.
+TEST_F(Resized, TheObjectHasTheLastWord) {
+  object_.bytes = 0;
+  const auto key = take(OwnerKind::user, 100);
+  EXPECT_EQ(book_.totals().all.bytes, 0);
+  object_.bytes = 100;
+  book_.leases().set_bytes(&object_, 0);  // another thread's, which came late
+  EXPECT_EQ(book_.totals().all.bytes, 100);
+  book_.leases().release(key);
+  EXPECT_EQ(book_.totals().all.bytes, 0);
+}
+
+TEST_F(Resized, AnotherLeaseRefreshesTheTotals) {
+  const auto a = take();
+  object_.bytes = 300;
+  EXPECT_EQ(book_.totals().all.bytes, 100);
+  const auto b = take(OwnerKind::activation);
+  EXPECT_EQ(book_.totals().all.bytes, 300);
+  EXPECT_EQ(counted(OwnerKind::user), 300);
+  EXPECT_EQ(counted(OwnerKind::activation), 300);
+  book_.leases().release(a);
+  book_.leases().release(b);
+  EXPECT_EQ(book_.totals().all.bytes, 0);
+  EXPECT_EQ(counted(OwnerKind::user), 0);
+}
+
+TEST_F(Resized, ASnapshotIsExactAndRefreshesTheTotals) {
+  const auto a = take();
+  const auto b = take(OwnerKind::activation);
+  object_.bytes = 30;
+  EXPECT_EQ(book_.leases().row(a)->bytes, 30);
+  EXPECT_EQ(book_.snapshot().bytes, (std::vector<uint64_t>{30, 30}));
+  EXPECT_EQ(book_.totals().all.bytes, 30);
+  EXPECT_EQ(counted(OwnerKind::activation), 30);
+  book_.leases().release(a);
+  book_.leases().release(b);
+}
+
 // Documented: once several threads take leases, a peak may be off by 1 MiB, bytes never.
 TEST(Peak, IsWithinAMebibyteOnceSeveralThreadsTakeLeases) {
   constexpr int64_t kMiB = 1 << 20;

@@ -35,6 +35,19 @@ bool valid_utf8(std::string_view text) {
   return following == 0;
 }
 
+TEST(Names, WhateverEndsALineIsRefused) {
+  for (const auto* end : {"\n", "\r", "\x7f", "\xc2\x85", "\xe2\x80\xa8", "\xe2\x80\xa9"}) {
+    for (const auto& name : {std::string(end), std::string("a") + end, end + std::string("b")}) {
+      EXPECT_NE(refusal(name).find("newline"), std::string::npos) << name;
+    }
+  }
+  EXPECT_EQ(refusal("\u00a0 \u00e9 \u2014 \u2027 \u202f"), "");
+}
+
+TEST(Names, ARefusalIsOneLine) {
+  EXPECT_EQ(refusal("a\n" + std::string(10'000, 'x')).find('\n'), std::string::npos);
+}
+
 TEST(Names, EqualNamesHaveEqualIds) {
   EXPECT_EQ(intern("layers.3"), intern(std::string("layers.") + "3"));
   EXPECT_NE(intern("layers.3"), intern("layers.4"));

@@ -66,11 +66,19 @@ TEST(Owner, ABadNameIsRefused) {
   EXPECT_THROW(intern_owner(OwnerKind::user, std::string(10'000, 'x')), InputError);
 }
 
+TEST(Owner, AnIdThatWasNeverGivenIsRefused) {
+  EXPECT_THROW(owner_of(OwnerId{99'999'999}), InputError);
+  EXPECT_THROW(owner_of(OwnerId{0xffffffff}), InputError);
+}
+
 TEST(Owner, ASiteIsMendedInsteadOfRefused) {
   const auto site = [](const std::string& given) {
     return owner_of(intern_owner(OwnerKind::user, "test", given)).site;
   };
   EXPECT_EQ(site("a\nb.py:1"), "a?b.py:1");
+  EXPECT_EQ(site("a\xe2\x80\xa8\xc2\x85"
+                 "b.py:1"),
+            "a??b.py:1");
   const auto cut = site(std::string(1000, '/') + "train.py:41");
   EXPECT_EQ(cut.size(), kLongestName);
   EXPECT_TRUE(cut.ends_with("/train.py:41"));

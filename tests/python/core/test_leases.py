@@ -355,6 +355,8 @@ def unchanged() -> Iterator[None]:
         ("", "owner name is empty"),
         ("a\nb", "owner name contains a newline"),
         ("a\tb", "control character"),
+        ("a\u2028b", "owner name contains a newline"),
+        ("a\ud800b", "owner name contains a lone surrogate"),
         ("x" * 10_000, "owner name 'x+…' has 10000 bytes: use at most 256"),
         ("a" + "é" * 200, "has 401 bytes: use at most 256"),
     ],
@@ -369,6 +371,53 @@ def test_a_bad_name_is_refused(name: str, complaint: str) -> None:
 def test_an_unknown_kind_is_refused(kind: str) -> None:
     with pytest.raises(tenure.InputError, match=r"unknown owner kind '.*': use one of parameter, "):
         tenure.hold(torch.zeros(4), "test", kind=kind)
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize(
+    ("owner", "complaint"),
+    [
+        (tenure.Owner(5, "test"), "owner kind must be a str and is of type int"),
+        (tenure.Owner("user", 5), "owner name must be a str and is of type int"),
+        (tenure.Owner("user", "test", 5), "site of the owner must be a str and is of type int"),
+        (tenure.Owner("us\ud800er", "test"), "owner kind contains a lone surrogate"),
+    ],
+)
+def test_an_owner_of_the_wrong_types_is_refused(owner: tenure.Owner, complaint: str) -> None:
+    with pytest.raises(tenure.InputError, match=complaint):
+        tenure.hold(torch.zeros(4), owner)
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_a_kind_that_is_no_text_is_refused() -> None:
+    with pytest.raises(tenure.InputError, match="owner kind must be a str and is of type int"):
+        tenure.hold(torch.zeros(4), "test", kind=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [99_999_999, 2**32, -1, 2**70])
+def test_an_owner_id_that_was_never_given_is_refused(number: int) -> None:
+    with pytest.raises(tenure.InputError, match="no owner has th"):
+        tenure.leases().owner_of(number)
+
+
+@pytest.mark.parametrize("number", [-1, 2**64])
+def test_a_scope_id_that_cannot_be_is_refused(number: int) -> None:
+    with pytest.raises(tenure.InputError, match="no scope has that id"):
+        tenure.leases().scope_of(number)
+
+
+def test_an_id_that_is_no_integer_is_refused() -> None:
+    with pytest.raises(tenure.InputError, match="owner id must be an int and is of type str"):
+        tenure.leases().owner_of("a")  # type: ignore[arg-type]
+    with pytest.raises(tenure.InputError, match="scope id must be an int and is of type float"):
+        tenure.leases().scope_of(1.5)  # type: ignore[arg-type]
+
+
+def test_a_file_whose_name_is_no_utf8_can_hold() -> None:
+    source = "lease = tenure.hold(torch.zeros(1), 'test')"
+    found: dict[str, tenure.Lease] = {}
+    exec(compile(source, "/tr\udcffin.py", "exec"), {"tenure": tenure, "torch": torch}, found)
+    assert found["lease"].site == "/tr?in.py:1"
 
 
 @pytest.mark.usefixtures("unchanged")

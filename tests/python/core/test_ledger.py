@@ -351,3 +351,68 @@ def test_a_key_of_a_dead_storage_is_not_taken_for_a_new_one() -> None:
         copies[tenure.StorageRef(x)] = n
     assert len(copies) == 10_000
     assert reused > 100, "addresses were hardly given out again: this tested nothing"
+
+
+@pytest.mark.parametrize("thing", [None, 3, "x", [1.0]])
+def test_a_ref_to_what_has_no_storage_is_refused(thing: object) -> None:
+    name = type(thing).__name__
+    with pytest.raises(
+        tenure.InputError, match=f"needs a torch.Tensor or a torch.UntypedStorage and got {name}"
+    ):
+        tenure.StorageRef(thing)  # type: ignore[call-overload]
+
+
+# --- storages that change while they are leased ----------------------------------------------
+
+
+def test_a_resized_storage_counts_as_it_is_in_a_table() -> None:
+    x = torch.zeros(256)
+    with tenure.hold(x, "test") as lease:
+        x.resize_(1024)
+        assert lease.nbytes == 4096
+        assert tenure.leases().bytes.tolist() == [4096]
+        assert tenure.ledger().bytes == 4096  # the table told it
+        x.untyped_storage().resize_(0)
+        assert lease.nbytes == 0
+        assert tenure.ledger().by_scope()["process"].bytes == 0
+    assert tenure.ledger().bytes == 0
+
+
+def test_leasing_a_resized_storage_again_refreshes_the_totals() -> None:
+    x = torch.zeros(256)
+    with tenure.hold(x, "a", kind="activation"):
+        x.resize_(1024)
+        with tenure.hold(x, "b"):
+            kinds = tenure.ledger().by_kind()
+            figures = (tenure.ledger().bytes, kinds["activation"].bytes, kinds["user"].bytes)
+            assert figures == (4096, 4096, 4096)
+    assert tenure.ledger().bytes == 0
+
+
+def test_a_scope_reports_the_size_that_a_storage_has() -> None:
+    with tenure.scope("step", on_close="release") as step:
+        x = torch.zeros(256)
+        lease = tenure.hold(x, "test")
+        x.resize_(1024)
+    assert step.report.bytes == 4096
+    assert not lease.held
+
+
+def test_a_lease_taken_while_the_data_is_released_counts_nothing() -> None:
+    """The lease may be taken before or after the release, on another thread: nothing is left."""
+    for _ in range(500):
+        x = torch.zeros(16)
+        both = threading.Barrier(2, timeout=30)
+        leases: list[tenure.Lease] = []
+
+        def take(x: torch.Tensor, both: threading.Barrier, leases: list[tenure.Lease]) -> None:
+            both.wait()
+            leases.append(tenure.hold(x, "test"))
+
+        thread = threading.Thread(target=take, args=(x, both, leases))
+        thread.start()
+        both.wait()
+        tenure.release(x)
+        thread.join()
+        assert (tenure.ledger().bytes, leases[0].nbytes) == (0, 0)
+        leases.clear()

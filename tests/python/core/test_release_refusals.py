@@ -210,7 +210,7 @@ class TestOnADevice:
     def test_a_copy_that_fails_leaves_it_released(self, fake: ModuleType) -> None:
         """The source must be made contiguous first, for which there is no room."""
         x = torch.ones(256, device="fake")
-        source = torch.ones(256, 2, device="fake")[:, 0]
+        source = torch.ones(256, 2, device="fake")[:, 0].view(16, 16)
         tenure.release(x, by="first")
         fake.set_memory_policy(device_bytes=torch.accelerator.memory_allocated("fake") + 1024)
         with pytest.raises(torch.OutOfMemoryError):
@@ -248,10 +248,19 @@ def test_a_storage_that_was_resized_to_nothing() -> None:
         ("a\nb", "contains a newline"),
         ("x" * 10_000, "has 10000 bytes"),
         ("a" + "é" * 200, "has 401 bytes"),
+        ("a\ud800", "name of the releaser contains a lone surrogate"),
+        (5, "name of the releaser must be a str and is of type int"),
     ],
 )
 def test_a_bad_name_of_the_releaser_is_refused(name: str, complaint: str) -> None:
     x = torch.ones(4)
     with pytest.raises(tenure.InputError, match=complaint):
         tenure.release(x, by=name)
+    assert x.tolist() == [1] * 4
+
+
+def test_a_fence_that_is_none_is_refused() -> None:
+    x = torch.ones(4)
+    with pytest.raises(tenure.InputError, match="needs a tenure.Fence and got int"):
+        tenure.release(x, after=5)  # type: ignore[arg-type]
     assert x.tolist() == [1] * 4

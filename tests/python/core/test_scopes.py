@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -265,6 +266,50 @@ def test_the_error_of_an_exception_has_nothing_chained_to_it() -> None:
     assert not lease.held
 
 
+@pytest.mark.parametrize(("on_close", "held"), [("report", True), ("release", False)])
+def test_an_exception_ends_what_was_left_open_inside(on_close: str, held: bool) -> None:
+    with tenure.scope("epoch", on_close="release"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        inner = [tenure.scope("inner"), tenure.scope("innermost", on_close=on_close)]
+        with pytest.raises(StepFailedError) as raised, tenure.scope("step") as step:
+            inner[0].open()
+            inner[1].open()
+            lease = hold()
+            raise StepFailedError
+        assert raised.value.__context__ is None
+        assert not any(scope.is_open for scope in (step, *inner))
+        assert inner[1].report.leases == 1
+        assert [bool(scope.report) for scope in (inner[0], step)] == [held, held]
+        assert lease.held is held
+        assert current_scope() == "epoch"
+
+
+def test_an_exception_turns_a_raise_inside_into_a_release() -> None:
+    inner = tenure.scope("inner", on_close="raise")
+    with pytest.raises(StepFailedError), tenure.scope("step"):
+        inner.open()
+        lease = hold()
+        raise StepFailedError
+    assert inner.report.released
+    assert not lease.held
+
+
+def test_an_exception_in_a_scope_closed_by_hand_passes_through() -> None:
+    with pytest.raises(StepFailedError), tenure.scope("step") as step:
+        step.close()
+        raise StepFailedError
+
+
+def test_where_an_exception_cannot_end_a_scope_it_gets_a_note() -> None:
+    scope = tenure.scope("step")
+    scope.open()
+    error = StepFailedError()
+    in_thread(lambda: scope.__exit__(StepFailedError, error, None))
+    assert "'step' was opened by thread 'MainThread'" in error.__notes__[0]
+    assert scope.is_open
+    scope.close()
+
+
 def test_a_report_names_the_largest_owners_first_and_counts_the_rest() -> None:
     with tenure.scope("step", on_close="release") as step:
         kept = [tenure.hold(torch.zeros(n), f"owner {n}") for n in (1, 5, 3, 7, 2, 6, 4)]
@@ -349,7 +394,11 @@ def test_another_thread_is_refused() -> None:
         lease = hold()
         error = in_thread(scope.close)
         assert isinstance(error, tenure.ScopeError)
-        assert "'step 4'" in str(error)
+        assert re.search(
+            "'step 4' was opened by thread 'MainThread' and thread 'Thread-.*' tried to close it: "
+            "close it where it was opened",
+            str(error),
+        )
         assert scope.is_open
         assert lease.scope == current_scope() == "step 4"
         lease.release()
@@ -361,6 +410,13 @@ def test_another_thread_is_refused() -> None:
         ("", "scope name is empty"),
         ("a\nb", "scope name contains a newline"),
         ("a\0b", "control character"),
+        ("a\x85b", "scope name contains a newline"),
+        ("a\u2028b", "scope name contains a newline"),
+        ("a\u2029b", "scope name contains a newline"),
+        ("a\n" * 10_000, "scope name contains a newline"),
+        ("a\ud800b", "scope name contains a lone surrogate"),
+        (5, "scope name must be a str and is of type int"),
+        (None, "scope name must be a str and is of type NoneType"),
         ("x" * 10_000, "has 10000 bytes: use at most 256"),
         ("é" * 200, "has 400 bytes: use at most 256"),
         ("a" + "é" * 200, "has 401 bytes: use at most 256"),
@@ -372,6 +428,26 @@ def test_a_bad_name_is_refused(name: str, complaint: str) -> None:
         scope.open()
     assert not scope.is_open
     assert current_scope() == "process"
+
+
+@pytest.mark.parametrize(
+    ("count", "complaint"),
+    [
+        (2**63, "scope counter does not fit into 64 bits"),
+        (-(2**63) - 1, "scope counter does not fit into 64 bits"),
+        (1.0, "scope counter must be an int and is of type float"),
+        ("1", "scope counter must be an int and is of type str"),
+    ],
+)
+def test_a_bad_count_is_refused(count: int, complaint: str) -> None:
+    with pytest.raises(tenure.InputError, match=complaint):
+        tenure.scope("step", count).open()
+    assert current_scope() == "process"
+
+
+def test_a_policy_that_is_no_text_is_refused() -> None:
+    with pytest.raises(tenure.InputError, match="on_close must be a str and is of type int"):
+        tenure.scope("step", on_close=5).open()  # type: ignore[arg-type]
 
 
 def test_an_unknown_policy_is_refused() -> None:

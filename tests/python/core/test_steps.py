@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 import tenure
 from probes import assert_ends_well, current_scope
@@ -164,6 +165,58 @@ def test_a_subscriber_that_raises_does_not_silence_others(ended: list[int]) -> N
     first.end()
     last.end()
     assert (ended, later) == ([90], [90])
+
+
+def test_a_step_inside_a_step_counts_once(ended: list[int]) -> None:
+    for n in (110, 111):
+        with tenure.scope("step", n), tenure.scope("microbatch"), tenure.scope("step", n):
+            pass
+    assert ended == [110, 111]
+
+
+def test_where_step_leads_numbers_of_scopes_do_not_count(ended: list[int]) -> None:
+    for _ in range(2):
+        tenure.step()
+    ended.clear()
+    before = tenure.steps()
+    for n in (500, 501):
+        with tenure.scope("step", n):
+            tenure.step()
+    assert ended == [before, before + 1]
+
+
+class Unraisable(list[object]):
+    def __call__(self, args: object) -> None:
+        self.append(args.exc_value)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def unraisable(monkeypatch: pytest.MonkeyPatch) -> Unraisable:
+    seen = Unraisable()
+    monkeypatch.setattr("sys.unraisablehook", seen)
+    return seen
+
+
+def test_a_subscriber_does_not_replace_an_exception(unraisable: Unraisable) -> None:
+    subscription = tenure.on_step(raise_it)
+    with pytest.raises(KeyError, match="mine") as raised, tenure.scope("step", 120) as step:
+        raise KeyError("mine")
+    subscription.end()
+    assert raised.value.__context__ is None
+    assert [str(error) for error in unraisable] == ["subscriber at 120"]
+    assert not step.is_open
+
+
+def test_a_subscriber_does_not_hide_what_was_left(unraisable: Unraisable) -> None:
+    subscription = tenure.on_step(raise_it)
+    with (
+        pytest.raises(tenure.ScopeError, match="'step 130' closed with 1 lease"),
+        tenure.scope("step", 130, on_close="raise"),
+    ):
+        lease = tenure.hold(torch.zeros(4), "left")
+    subscription.end()
+    lease.release()
+    assert [str(error) for error in unraisable] == ["subscriber at 130"]
 
 
 def test_a_subscription_may_live_until_the_interpreter_ends() -> None:

@@ -288,6 +288,69 @@ def test_refill_copies_the_values(source: str) -> None:
     assert torch.equal(x.view(torch.uint8), expected.flatten().view(torch.uint8))
 
 
+def channels_last() -> torch.Tensor:
+    return torch.arange(24.0).view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)
+
+
+TARGETS: dict[str, Callable[[], torch.Tensor]] = {
+    "row-major": base,
+    "transposed": lambda: torch.arange(6.0).view(2, 3).t(),
+    "permuted": lambda: torch.arange(24.0).view(2, 3, 4).permute(2, 0, 1),
+    "channels last": channels_last,
+    "channels-last weight": lambda: (
+        torch.nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last).weight.detach()
+    ),
+    "conjugate": lambda: torch.complex(base(), base() + 1).t().conj(),
+    "negative": lambda: base().t()._neg_view(),
+    "scalar": lambda: torch.tensor(3.0),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("layout", ["as it is", "row-major"])
+def test_refill_with_the_same_shape_gives_equal_tensors(target: str, layout: str) -> None:
+    x = TARGETS[target]()
+    content = x.clone() if layout == "as it is" else x.clone(memory_format=torch.contiguous_format)
+    tenure.release(x)
+    tenure.refill(x, content)
+    assert torch.equal(x, content)
+
+
+def test_refill_with_the_same_shape_moves_the_bits_of_another_dtype() -> None:
+    x = channels_last()
+    bits = x.clone().view(torch.int32)
+    tenure.release(x)
+    tenure.refill(x, bits)
+    assert torch.equal(x, channels_last())
+
+
+def test_refill_of_a_strided_tensor_with_flat_bytes_takes_them_in_order() -> None:
+    x = channels_last()
+    content = torch.tensor(x.untyped_storage().tolist(), dtype=torch.uint8)
+    tenure.release(x)
+    tenure.refill(x, content)
+    assert torch.equal(x, channels_last())
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[1:],
+        lambda x: x.expand(2, 4, 4),
+        lambda x: x.as_strided((4, 4), (1, 1)),  # as many elements, but not all of them
+    ],
+    ids=["part", "expanded", "overlapping"],
+)
+def test_refill_through_a_view_that_is_not_the_storage_takes_bytes_in_order(
+    view: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    x = torch.zeros(4, 4)
+    alias = view(x)
+    tenure.release(x)
+    tenure.refill(alias, base())
+    assert torch.equal(x, base())
+
+
 def test_refill_in_inference_mode() -> None:
     x = base()
     with torch.inference_mode():
