@@ -95,7 +95,6 @@ def run(
     out: _OUT = "run.tenure",
     json: Annotated[str, typer.Option("--json", help="File for the verdict at the end.")] = "",
     level: _LEVEL = Level["trace"],
-    redact: Annotated[bool, typer.Option(help="Record hashes of paths and names.")] = False,
     quiet: Annotated[bool, typer.Option(help="Say nothing on stderr.")] = False,
 ) -> None:
     """Watch a PyTorch program and its children: who holds what grows.
@@ -113,7 +112,7 @@ def run(
     from tenure.inspect.options import Options
 
     with _one_line_errors():
-        launch.run(program or [], Options(out, json, level.value, redact=redact, quiet=quiet))
+        launch.run(program or [], Options(out, json, level.value, quiet=quiet))
 
 
 @app.command()

@@ -38,7 +38,6 @@ def prepared(options: Options) -> Options:
         json=verdict,
         level=options.level,
         cap=options.cap,
-        redact=options.redact,
         quiet=options.quiet,
     )
 

@@ -30,7 +30,6 @@ class Options:
         json: File for the verdict at the end; empty: none.
         level: ``count``, ``trace`` or ``deep``.
         cap: Bytes that a recording may grow to before its oldest detail is thinned.
-        redact: Whether paths and names are written as hashes.
         quiet: Whether nothing is said on stderr.
     """
 
@@ -38,7 +37,6 @@ class Options:
     json: str = ""
     level: str = "trace"
     cap: int = 256 << 20
-    redact: bool = False
     quiet: bool = False
 
     def text(self) -> str:
@@ -65,7 +63,6 @@ class Options:
             json=given.get("json", ""),
             level=given.get("level", "trace"),
             cap=int(given.get("cap", cls.cap)),
-            redact=given.get("redact", "0") == "1",
             quiet=given.get("quiet", "0") == "1",
         )
 
