@@ -8,7 +8,8 @@ import warnings
 from types import TracebackType
 from typing import Literal, Self
 
-from tenure import _C, _inputs
+from tenure import _C
+from tenure._inputs import need_count, need_text
 from tenure.errors import ScopeError, ScopeWarning
 
 __all__ = ["OnClose", "Scope", "scope"]
@@ -69,9 +70,9 @@ class Scope:
                 f"scope '{self.name}' was opened before: make a new one with tenure.scope() "
                 "each time"
             )
-        _inputs.need_text(self._name, "scope name")
-        _inputs.need_count(self._count, "scope counter")
-        _inputs.need_text(self._on_close, "on_close")
+        need_text(self._name, "scope name")
+        need_count(self._count, "scope counter")
+        need_text(self._on_close, "on_close")
         self._id = _C.open_scope(self._name, self._count, self._on_close)
         self._process = _C.fork_generation()
         self._thread = threading.get_ident()
