@@ -34,7 +34,8 @@ function(tenure_add_tests folder)
   add_executable(${target} ${sources})
   tenure_compile(${target})
   target_link_libraries(
-    ${target} PRIVATE tenure $<TARGET_NAME_IF_EXISTS:fake_accelerator> GTest::gtest_main)
+    ${target} PRIVATE tenure ${TENURE_OPTIONAL_LIBRARIES}
+                      $<TARGET_NAME_IF_EXISTS:fake_accelerator> GTest::gtest_main)
   target_link_options(${target} PRIVATE LINKER:--as-needed)
   if(NOT folder STREQUAL "concurrency")
     tenure_precompile(${target} <ATen/core/Tensor.h> <gtest/gtest.h>)

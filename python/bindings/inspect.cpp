@@ -215,6 +215,7 @@ void bind_inspect(py::module_& m) {
   m.def("origin", &origin_dict, py::arg("id"));
   m.def("judge", &judge_recorded, py::arg("rows"), py::arg("cuts"), py::arg("steps"));
   m.def("alive_of", &alive_of, py::arg("origins"));
+  m.def("see_devices", [] { observer().see_devices(); });
   m.def("observed_level", [] { return level_name(observer().level()); });
   m.def(
       "step_down", [](const std::string& level) { observer().step_down(level_named(level)); },

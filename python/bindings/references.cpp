@@ -460,6 +460,16 @@ class References {
 }  // namespace
 
 void bind_references(py::module_& m) {
+  // Without making a Python object of the storage, which would stay.
+  m.def(
+      "storage_bytes",
+      [](const at::Tensor& tensor) -> std::optional<size_t> {
+        if (!tensor.defined() || !tensor.has_storage()) {
+          return std::nullopt;
+        }
+        return tensor.storage().nbytes();
+      },
+      py::arg("tensor"));
   py::class_<References>(m, "References")
       .def(py::init<const py::list&>(), py::arg("skip"))
       .def_property_readonly("size", &References::size)

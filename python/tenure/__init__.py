@@ -7,38 +7,16 @@
 <tenure.Lease: user 'batch' (<doctest tenure[1]>:2) in scope 'step 0'>
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tenure import _guard
 
 _guard.check()
 
-import torch as _torch  # noqa: E402, F401  the extension needs torch's libraries loaded
-
 from tenure._build import VERSION as __version__  # noqa: E402
+from tenure._command import is_command  # noqa: E402
 from tenure._paths import cmake_prefix_path  # noqa: E402
-from tenure.clock import on_step, step, steps  # noqa: E402
-from tenure.errors import (  # noqa: E402
-    InputError,
-    LeaseError,
-    MutationError,
-    ReleaseError,
-    ScopeError,
-    ScopeWarning,
-    TenureError,
-    UseAfterRelease,
-)
-from tenure.inspect.explain import Explanation, explain  # noqa: E402
-from tenure.inspect.flat import MemoryGrows, assert_flat  # noqa: E402
-from tenure.inspect.session import Session, watch  # noqa: E402
-from tenure.leases import Lease, Leases, Ledger, Owner, Totals, hold, leases, ledger  # noqa: E402
-from tenure.samples import Sample, refresh_samples, sample  # noqa: E402
-from tenure.scopes import Scope, scope  # noqa: E402
-from tenure.storages import (  # noqa: E402
-    Fence,
-    StorageRef,
-    is_released,
-    refill,
-    release,
-)
 
 __all__ = [
     "Explanation",
@@ -79,3 +57,16 @@ __all__ = [
     "steps",
     "watch",
 ]
+
+if TYPE_CHECKING or not is_command():
+    # At once and not when first used: a process may fork while another thread imports.
+    from tenure._api import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        """The command line needs little of this, and torch takes seconds to import."""
+        if name not in __all__:
+            raise AttributeError(f"module 'tenure' has no attribute '{name}'")
+        api = importlib.import_module("tenure._api")
+        globals().update({offered: getattr(api, offered) for offered in api.__all__})
+        return globals()[name]

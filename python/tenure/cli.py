@@ -89,8 +89,9 @@ _RECORDINGS = Annotated[
 )
 def run(
     program: Annotated[
-        list[str], typer.Argument(metavar="[--] SCRIPT.py|-m MODULE|COMMAND …", help="What to run.")
-    ],
+        list[str] | None,
+        typer.Argument(metavar="[--] SCRIPT.py|-m MODULE|COMMAND …", help="What to run."),
+    ] = None,
     out: _OUT = "run.tenure",
     json: Annotated[str, typer.Option("--json", help="File for the verdict at the end.")] = "",
     level: _LEVEL = Level["trace"],
@@ -112,7 +113,7 @@ def run(
     from tenure.inspect.options import Options
 
     with _one_line_errors():
-        launch.run(program, Options(out, json, level.value, redact=redact, quiet=quiet))
+        launch.run(program or [], Options(out, json, level.value, redact=redact, quiet=quiet))
 
 
 @app.command()

@@ -5,6 +5,8 @@ All figures are in bytes. One that this machine does not give is None, never zer
 
 from __future__ import annotations
 
+import torch  # noqa: F401  the extension needs its libraries loaded
+
 from tenure import _C
 from tenure._C import (
     AllocatorSample,

@@ -8,6 +8,8 @@ import warnings
 from types import TracebackType
 from typing import Literal, Self
 
+import torch  # noqa: F401  the extension needs its libraries loaded
+
 from tenure import _C
 from tenure._inputs import need_count, need_text
 from tenure.errors import ScopeError, ScopeWarning

@@ -25,6 +25,7 @@ struct BirthTable::Slot {
   uint32_t next = kNone;  // in its bucket, or in the list of free slots
   bool live = false;
   bool told = false;
+  bool fresh = false;  // is in its shard's list: churn while no reader comes may not lengthen it
 };
 
 struct BirthTable::Shard {
@@ -38,7 +39,7 @@ struct BirthTable::Shard {
   uint64_t births = 0, born_bytes = 0, deaths = 0, untold = 0;
   std::vector<std::unique_ptr<Slot[]>> chunks;
   std::vector<uint32_t> buckets = std::vector<uint32_t>(16, kNone);
-  std::vector<uint32_t> fresh;  // slots born since the last drain
+  std::vector<uint32_t> fresh;  // slots born in since the last drain
   std::vector<Death> dead;
 
   Slot& at(uint32_t index) const { return chunks[index / kChunk][index % kChunk]; }
@@ -113,7 +114,7 @@ void BirthTable::born(const void* data, uint64_t bytes, uint32_t step, OriginId 
     ++shard.live;
     ++shard.births;
     shard.born_bytes += bytes;
-    if (telling_.load(std::memory_order_relaxed)) {
+    if (telling_.load(std::memory_order_relaxed) && !std::exchange(slot.fresh, true)) {
       shard.fresh.push_back(index);
     }
   }
@@ -163,6 +164,7 @@ Changes BirthTable::drain() {
     std::lock_guard lock(shard.mutex);
     for (const auto index : shard.fresh) {
       auto& slot = shard.at(index);
+      slot.fresh = false;
       if (slot.live && !std::exchange(slot.told, true)) {
         out.births.push_back(slot.birth);
       }

@@ -2,6 +2,7 @@
 
 #include <tenure/core/error.h>
 #include <tenure/core/fork.h>
+#include <tenure/core/storage_ref.h>
 #include <tenure/core/ticks.h>
 #include <tenure/core/torch_compat.h>
 #include <tenure/inspect/frames.h>
@@ -31,6 +32,8 @@ std::atomic<Level> current_level{Level::off};
 std::atomic<uint32_t> current_step{0};
 std::atomic<uint64_t> spent{0};  // ticks
 std::atomic<uint64_t> operators_seen{0};
+std::atomic<int64_t> on_devices{0};  // bytes
+std::atomic<bool> devices_seen{false};
 
 BirthTable& table() {
   static auto* instance = new BirthTable;
@@ -331,14 +334,52 @@ void Observer::set_step(uint64_t step) {
 }
 
 bool Observer::adopt(c10::StorageImpl& storage) {
-  if (storage.device_type() != c10::DeviceType::CPU || !cpu_allocator().adopt(storage)) {
+  const auto device = device_tag(storage.device());
+  if (storage.device_type() == c10::DeviceType::CPU) {
+    if (!cpu_allocator().adopt(storage)) {
+      return false;
+    }
+  } else if (!devices_seen.load(std::memory_order_relaxed) ||
+             storage.device_type() != c10::DeviceType::CUDA || storage.data() == nullptr ||
+             table().find(storage.data())) {
     return false;
+  } else {
+    on_devices.fetch_add(static_cast<int64_t>(storage.nbytes()), std::memory_order_relaxed);
   }
-  static const auto before = intern(Origin{.site = tenure::intern("before watching")});
+  const auto before = intern(Origin{.site = tenure::intern("before watching"), .device = device});
   table().born(storage.data(), storage.nbytes(), current_step.load(std::memory_order_relaxed),
                before, 0);
   return true;
 }
+
+void Observer::device_born(const void* data, uint64_t bytes, uint16_t device) {
+  if (tracing()) {
+    record_birth(data, bytes, device);
+  } else if (level() == Level::count) {
+    table().count(static_cast<int64_t>(bytes));
+  } else {
+    return;
+  }
+  on_devices.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+}
+
+void Observer::device_died(const void* data, uint64_t bytes) {
+  if (level() == Level::off) {
+    return;
+  }
+  auto gone = static_cast<int64_t>(bytes);
+  if (const auto known = table().died(data, current_step.load(std::memory_order_relaxed))) {
+    gone = static_cast<int64_t>(*known);
+  } else if (level() == Level::count) {
+    table().count(-gone);
+  } else {
+    return;  // born before anyone watched
+  }
+  on_devices.fetch_sub(gone, std::memory_order_relaxed);
+}
+
+int64_t Observer::device_bytes() const { return on_devices.load(std::memory_order_relaxed); }
+void Observer::see_devices() { devices_seen.store(true, std::memory_order_relaxed); }
 
 bool Observer::welcome(c10::StorageImpl& storage) {
   if (!tracing() || storage.device_type() != c10::DeviceType::CPU ||

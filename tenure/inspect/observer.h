@@ -44,6 +44,14 @@ class Observer {
   // Python's UntypedStorage(n) is: its birth.
   bool welcome(c10::StorageImpl& storage);
 
+  // What a device's allocator tells: see cuda/tracker.cpp.
+  void device_born(const void* data, uint64_t bytes, uint16_t device);
+  void device_died(const void* data, uint64_t bytes);
+  // Bytes alive on devices, which births().flow() counts too.
+  int64_t device_bytes() const;
+  // Storages on devices are seen from now on.
+  void see_devices();
+
   BirthTable& births();
   // Nanoseconds spent on observing so far, estimated from every 64th birth.
   uint64_t cost() const;

@@ -225,10 +225,14 @@ void Recording::add_origins() {
 }
 
 void Recording::thin() {
-  const auto bytes =
-      (file_->pages.number() - file_->free_pages.number()) * file_->page_size.number();
-  if (static_cast<uint64_t>(bytes) > file_->cap) {
+  const auto bytes = [&] {
+    return (file_->pages.number() - file_->free_pages.number()) * file_->page_size.number();
+  };
+  while (static_cast<uint64_t>(bytes()) > file_->cap) {
     file_->thin.run();
+    if (sqlite3_changes(file_->handle.file) == 0) {
+      return;  // all that is left is alive
+    }
     put("thinned", "yes");
   }
 }

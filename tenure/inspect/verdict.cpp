@@ -84,6 +84,22 @@ Series at_rows(std::span<const StepRow> rows, std::span<const Cut> cuts,
   return out;
 }
 
+// Intervals go on while a program ends, which frees all it had: the last ones are no part of it.
+std::span<const StepRow> without_the_end(std::span<const StepRow> rows) {
+  for (size_t last = 1; last <= 3 && last + kFewestSteps <= rows.size(); ++last) {
+    const auto before = rows[rows.size() - last - 1].held;
+    if (2 * rows[rows.size() - last].held < before) {
+      return rows.first(rows.size() - last);
+    }
+  }
+  return rows;
+}
+
+const Cut& last_until(std::span<const Cut> cuts, uint64_t step) {
+  const auto after = std::ranges::upper_bound(cuts, step, {}, &Cut::step);
+  return after == cuts.begin() ? cuts.front() : *(after - 1);
+}
+
 int64_t most_births(std::span<const Cut> cuts) {
   int64_t most = 0;
   for (const auto& cut : cuts) {
@@ -134,7 +150,7 @@ class Suspects {
     if (!trend.grows || (!one && !(lasts && older_and_older(cuts, trend)))) {
       return;
     }
-    const auto& last = cuts.back();
+    const auto& last = last_until(cuts, rows_.back().step);
     found_.push_back({.origin = origin,
                       .per_step = trend.per_step / steps_per_row(rows_),
                       .confidence = trend.confidence,
@@ -150,18 +166,25 @@ class Suspects {
     if (!all.grows || grown_by <= 0) {
       return;
     }
+    Series accused(rows_.size());
     for (const auto& [origin, series] : cuts) {
       const auto bytes = at_rows(rows_, series, &Cut::bytes);
       const auto grown = bytes.back() - bytes[all.since];
       if (most_births(series) >= kManySteps && grown >= kLargeShare * grown_by &&
           older_and_older(series, all)) {
+        std::ranges::transform(accused, bytes, accused.begin(), std::plus<>{});
+        const auto& last = last_until(series, rows_.back().step);
         found_.push_back({.origin = origin,
                           .per_step = all.per_step * grown / grown_by / steps_per_row(rows_),
                           .confidence = all.confidence,
-                          .bytes = series.back().bytes,
-                          .count = series.back().count,
+                          .bytes = last.bytes,
+                          .count = last.count,
                           .since = rows_[all.since].step});
       }
+    }
+    // What the others do is no evidence against these.
+    if (!trend_of(accused, {.least_per_step = kLeastHeld}).grows) {
+      found_.clear();
     }
   }
 
@@ -169,7 +192,7 @@ class Suspects {
   bool older_and_older(std::span<const Cut> cuts, const Trend& trend) const {
     const auto births = at_rows(rows_, cuts, &Cut::birth_steps);
     const auto from = births[trend.since];
-    return births.back() - from >= 3 && slope_of(std::span(births).subspan(trend.since)) >= 0;
+    return births.back() - from >= 3 && slope_of(std::span(births).subspan(trend.since)) > 0;
   }
 
   std::span<const StepRow> rows_;
@@ -285,6 +308,9 @@ Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit) {
     return verdict;
   }
   rows = rows.subspan(kWarmUp);
+  if (unit == Unit::interval) {
+    rows = without_the_end(rows);
+  }
   verdict.steps = rows.back().step - rows.front().step + 1 + kWarmUp;
   const auto each = steps_per_row(rows);
   verdict.seconds_per_step =

@@ -93,7 +93,7 @@ struct Watch::State {
       heap_time += std::chrono::duration<double>(SteadyClock::now() - asked).count();
       heap_bytes = static_cast<int64_t>(heap.uordblks + heap.hblkhd);
       heap_free = static_cast<int64_t>(heap.fordblks);
-      heap_held = std::max<int64_t>(flow.bytes, 0);
+      heap_held = std::max<int64_t>(flow.bytes - observer().device_bytes(), 0);
     }
     row.heap = std::max<int64_t>(0, heap_bytes - heap_held);
     row.heap_free = heap_free;

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tenure import _C
 from tenure.inspect.holders import Element, Hop
 
 __all__ = ["for_cycle", "for_path"]
@@ -50,10 +51,8 @@ def _pins_base(path: Sequence[Element]) -> bool:
     if not tensors:
         return False
     last: Any = tensors[-1]
-    try:
-        return bool(2 * last.numel() * last.element_size() <= last.untyped_storage().nbytes())
-    except (NotImplementedError, RuntimeError):
-        return False
+    whole = _C.storage_bytes(last)
+    return whole is not None and 2 * last.numel() * last.element_size() <= whole
 
 
 def _is_tensor(shown: object) -> bool:

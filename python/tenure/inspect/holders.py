@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tenure import _C
 from tenure.inspect import source
 
 __all__ = ["Hop", "add_lines", "own_objects", "path_text", "retention_path"]
@@ -143,7 +144,7 @@ def _graph(elements: Sequence[Element], at: int) -> tuple[int, Hop]:
 def _saved_name(node: Any, rest: Sequence[Element]) -> str:
     """The name under which a node saved the tensor that the path goes on with."""
     storage = next((element for element in rest if element[0] == "storage"), None)
-    wanted = int(storage[2]) if storage else -1
+    wanted = int(storage[2]) if storage else None
     found = []
     for name in dir(type(node)):
         if not name.startswith("_saved_"):
@@ -153,16 +154,9 @@ def _saved_name(node: Any, rest: Sequence[Element]) -> str:
         except RuntimeError:  # freed, or changed in place
             continue
         tensors = value if isinstance(value, (list, tuple)) else [value]
-        if any(isinstance(t, torch.Tensor) and _bytes(t) == wanted for t in tensors):
+        if any(isinstance(t, torch.Tensor) and _C.storage_bytes(t) == wanted for t in tensors):
             found.append(name.removeprefix("_saved_"))
     return "/".join(found[:2])
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.untyped_storage().nbytes()
-    except (NotImplementedError, RuntimeError):
-        return -2
 
 
 def _out_of_tensor(elements: Sequence[Element], at: int) -> Hop | None:

@@ -9,6 +9,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch  # noqa: F401  the extension needs its libraries loaded
+
 from tenure import _C
 from tenure.errors import InputError
 from tenure.inspect import verdicts

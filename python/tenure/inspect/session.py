@@ -19,8 +19,8 @@ from torch import nn
 from tenure import _C
 from tenure._build import VERSION
 from tenure.clock import follow_optimizers
-from tenure.errors import TenureError
-from tenure.inspect import recordings, verdicts
+from tenure.errors import InputError, TenureError
+from tenure.inspect import devices, recordings, verdicts
 from tenure.inspect.modules import name_modules
 from tenure.inspect.options import VARIABLE, Options, rank_of, recording_name, say
 from tenure.inspect.source import library_folders
@@ -30,8 +30,7 @@ __all__ = ["Session", "watch", "watch_from_environment"]
 
 _MOST_COST = 0.2  # of the wall time; above it less is watched
 _MIND_COST_AFTER = 60.0  # seconds
-_FIRST_INTERVAL = 0.25  # seconds without a step before time itself is the step
-_INTERVAL = 0.025
+_INTERVAL = 0.01  # seconds, at first; later a hundredth of the time so far
 _OTHERS = 3.0  # seconds that rank 0 waits for the others at the end
 
 
@@ -52,8 +51,7 @@ class Session:
         self._options = options
         self._pid = os.getpid()
         self.recording = _recording_path(options)
-        path = str(self.recording) if self.recording else ""
-        self._watch = _C.Watch(options.level, path, options.cap, _about(options))
+        self._watch = self._start(options)
         self._stopped = False
         self._holdings: dict[int, dict[str, Any]] = {}
         self._looked_at: dict[int, int] = {}  # origin: bytes when it was last looked at
@@ -64,6 +62,7 @@ class Session:
         self._judging = threading.Lock()
         if options.level != "count":
             _C.References([]).adopt()
+        devices.watch_when_used()
         setattr(torch.UntypedStorage, "__init__", _welcome)  # noqa: B010  mypy knows a method there
         self._optimizers = follow_optimizers()
         self._steps = _C.on_step(self._step_ended)
@@ -79,6 +78,19 @@ class Session:
     def __exit__(self, *_: object) -> None:
         """Stops watching."""
         self.stop()
+
+    def _start(self, options: Options) -> _C.Watch:
+        """With a recording, or without if the disk is full."""
+        about = _about(options)
+        if self.recording is not None:
+            try:
+                return _C.Watch(options.level, str(self.recording), options.cap, about)
+            except InputError:
+                raise
+            except TenureError as error:
+                say(f"nothing is recorded: {error}")
+                self.recording = None
+        return _C.Watch(options.level, "", options.cap, about)
 
     def verdict(self) -> verdicts.Document:
         """The verdict so far, as in the JSON file."""
@@ -103,6 +115,7 @@ class Session:
         self._stopped = True
         atexit.unregister(self.stop)
         self._end_timer.set()
+        self._timer.join(1.0)
         delattr(torch.UntypedStorage, "__init__")
         self._optimizers.remove()
         self._steps.end()
@@ -162,7 +175,7 @@ class Session:
     def _keep_time(self) -> None:
         """Gives a program without steps intervals of time in their place."""
         began = time.monotonic()
-        wait = _FIRST_INTERVAL
+        wait = _INTERVAL
         count = 0
         while not self._end_timer.wait(wait):
             if self._unit == "step" and _C.step_now() > 0:
@@ -323,8 +336,6 @@ def _recording_path(options: Options) -> Path | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        from tenure.errors import InputError
-
         raise InputError(
             f"cannot write recordings to {folder}: {error.strerror}: give --out another folder"
         ) from None

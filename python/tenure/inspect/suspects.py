@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch  # noqa: F401  the extension needs its libraries loaded
+
 from tenure import _C
 from tenure.inspect import advice, holders
 

@@ -1,0 +1,146 @@
+"""Watching is inherited: torchrun, accelerate, Ray actors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from watched import tenure_run
+
+from tenure.inspect import recordings
+
+RANK = """
+import os, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept = []
+for step in range(40):
+    model(torch.randn(8, 64)).square().mean().backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 1:
+        kept.append(torch.randn(5000))
+dist.destroy_process_group()
+"""
+BIN = Path(sys.executable).parent
+
+
+def run_in(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+    )
+
+
+def assert_rank_1_leaks(folder: Path) -> None:
+    verdict = recordings.judge([folder])
+    assert verdict["verdict"] == "leak"
+    by_rank = {rank["rank"]: rank["verdict"] for rank in verdict["ranks"]}
+    assert by_rank == {0: "flat", 1: "leak"}
+    assert verdict["suspects"][0]["rank"] == 1
+    assert "kept" in str(verdict["suspects"][0]["holders"])
+
+
+def test_torchrun_starts_tenure(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RANK)
+    ended = run_in(
+        tmp_path,
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("-m", "tenure", "run", "--json", "verdict.json", "train.py"),
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert_rank_1_leaks(tmp_path / "run.tenure")
+    assert "on ranks 1 of 2; others flat" in ended.stderr
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert (verdict["verdict"], len(verdict["ranks"])) == ("leak", 2)
+
+
+def test_tenure_starts_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RANK)
+    launcher = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "train.py"]
+    run = tenure_run(launcher, tmp_path)
+    assert run.code == 0, run.err
+    assert_rank_1_leaks(run.folder)
+
+
+def test_accelerate_launch(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent(
+            """
+            import torch
+            from accelerate import Accelerator
+            accelerator = Accelerator(cpu=True)
+            model = torch.nn.Linear(64, 64)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer = accelerator.prepare(model, optimizer)
+            kept = []
+            for step in range(40):
+                loss = model(torch.randn(8, 64)).square().mean()
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                kept.append(loss)
+                kept.append(model(torch.randn(64, 64)))
+            """
+        )
+    )
+    launcher = [str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "1", "train.py"]
+    run = tenure_run(launcher, tmp_path)
+    assert run.code == 0, run.err
+    verdict = recordings.judge([run.folder])
+    assert verdict["verdict"] == "leak", run.err
+    assert "kept (global of train.py)" in str(verdict["suspects"][0]["holders"])
+
+
+def test_ray_actors(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    (tmp_path / "job.py").write_text(
+        textwrap.dedent(
+            """
+            import json, os, subprocess, sys
+            import ray
+            variables = json.loads(subprocess.check_output(
+                [sys.executable, "-m", "tenure", "env", "--out", "run.tenure", "--as", "json"]))
+            ray.init(num_cpus=2, include_dashboard=False, runtime_env=variables)
+
+            @ray.remote
+            class Trainer:
+                def __init__(self):
+                    import torch
+                    self.torch, self.kept = torch, []
+                    self.model = torch.nn.Linear(64, 64)
+                    self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+                def step(self, leak):
+                    self.model(self.torch.randn(8, 64)).square().mean().backward()
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+                    if leak:
+                        self.kept.append(self.torch.randn(5000))
+
+            actors = [Trainer.remote() for _ in range(2)]
+            for _ in range(40):
+                ray.get([actor.step.remote(i == 1) for i, actor in enumerate(actors)])
+            ray.shutdown()
+            """
+        )
+    )
+    ended = run_in(tmp_path, sys.executable, "job.py", RAY_DEDUP_LOGS="0")
+    assert ended.returncode == 0, ended.stderr
+    verdict = recordings.judge([tmp_path / "run.tenure"])
+    assert verdict["verdict"] == "leak", ended.stderr
+    assert sorted(rank["verdict"] for rank in verdict["ranks"]) == ["flat", "leak"]
+    assert ".kept of Trainer" in str(verdict["suspects"][0]["holders"])

@@ -1,0 +1,295 @@
+"""Watched programs keep their output and exit status; what ends them is recorded up to then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from watched import ROOT, ZOO, Marks, Run, tenure_run
+
+from tenure.inspect import recordings
+
+LOOP = """
+import sys, torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept = []
+for step in range(40):
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    {body}
+print("done")
+{end}
+"""
+
+
+def watched(folder: Path, body: str = "pass", end: str = "", *options: str, **env: str) -> Run:
+    script = folder / "train.py"
+    script.write_text(textwrap.dedent(LOOP).format(body=body, end=end))
+    return tenure_run(["train.py"], folder, *options, **env)
+
+
+def rows_of(folder: Path, query: str) -> list[tuple[object, ...]]:
+    (file,) = folder.glob("*.sqlite")
+    with sqlite3.connect(file) as connection:
+        return connection.execute(query).fetchall()
+
+
+def test_output_and_status_are_the_programs_own(tmp_path: Path) -> None:
+    run = watched(tmp_path, end="sys.exit(3)")
+    assert (run.code, run.out) == (3, "done\n")
+    assert run.verdict["verdict"] == "flat"
+    assert run.verdict["steps"] == 40
+
+
+def test_an_exception_ends_the_program_as_it_would(tmp_path: Path) -> None:
+    run = watched(tmp_path, end="raise KeyError('gone')")
+    assert run.code == 1
+    assert "KeyError: 'gone'" in run.err
+    assert run.verdict["steps"] == 40
+    assert rows_of(run.folder, "SELECT value FROM meta WHERE key='ended'") == [("yes",)]
+
+
+def test_ctrl_c_ends_the_program_as_it_would(tmp_path: Path) -> None:
+    run = watched(tmp_path, end="import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    assert run.code == -signal.SIGINT
+    assert run.verdict["steps"] == 40
+
+
+def test_a_leak_names_list_and_line(tmp_path: Path) -> None:
+    run = watched(tmp_path, "kept.append(model(torch.randn(8, 64)))")
+    assert run.verdict["verdict"] == "leak"
+    words = " → ".join(hop["text"] for hop in run.first["holders"][0])
+    assert "kept (global of train.py)" in words
+    assert "train.py:10" in words
+    assert run.first["site"].endswith("train.py:10 <module>")
+    assert "detach" in run.first["advice"]
+    assert "LEAK" in run.err
+    assert "← grows here" in run.err
+
+
+@pytest.mark.parametrize("level", ["count", "trace", "deep"])
+def test_levels(tmp_path: Path, level: str) -> None:
+    run = watched(tmp_path, "kept.append(torch.randn(1000))", "", "--level", level)
+    assert run.code == 0
+    assert run.verdict["verdict"] == ("growth" if level == "count" else "leak")
+    stacks = rows_of(run.folder, "SELECT count(*) FROM origins WHERE stack LIKE '%train.py:10%'")
+    assert (stacks[0][0] != 0) == (level == "deep")
+
+
+def test_growth_of_one_storage_is_a_leak(tmp_path: Path) -> None:
+    body = "log = torch.cat([log, torch.randn(5000)]) if step else torch.randn(5000)"
+    run = watched(tmp_path, body)
+    assert run.verdict["verdict"] == "leak", run.err
+    assert "log (global of train.py)" in str(run.first["holders"])
+
+
+def test_what_was_there_before_is_known(tmp_path: Path) -> None:
+    run = watched(tmp_path)
+    held = rows_of(run.folder, "SELECT held FROM steps ORDER BY step")
+    assert held[-1][0] >= 4 * (64 * 64 + 64)
+
+
+def test_a_forked_child_is_not_watched(tmp_path: Path) -> None:
+    body = """
+    if step == 20:
+        import os
+        child = os.fork()
+        if child == 0:
+            for _ in range(50): kept.append(torch.randn(1000))
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    """
+    run = watched(tmp_path, textwrap.indent(textwrap.dedent(body), "    ").strip())
+    assert (run.code, run.verdict["verdict"]) == (0, "flat"), run.err
+
+
+def test_inference_autocast_threads_and_errors_in_a_step(tmp_path: Path) -> None:
+    body = """
+    import threading
+    with torch.inference_mode(): model(torch.randn(8, 64))
+    with torch.autocast("cpu", dtype=torch.bfloat16): model(torch.randn(8, 64))
+    thread = threading.Thread(target=lambda: torch.randn(100) @ torch.randn(100, 10))
+    thread.start(); thread.join()
+    try: torch.randn(3) @ torch.randn(4)
+    except RuntimeError: pass
+    """
+    run = watched(tmp_path, textwrap.indent(textwrap.dedent(body), "    ").strip())
+    assert (run.code, run.verdict["verdict"]) == (0, "flat"), run.err
+
+
+def test_an_existing_sitecustomize_still_runs(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import sys; sys.was_here = True\n")
+    run = watched(tmp_path, end="assert sys.was_here", PYTHONPATH=str(other))
+    assert run.code == 0, run.err
+    assert run.verdict["steps"] == 40
+
+
+def test_spawned_children_are_watched_too(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(
+        textwrap.dedent(LOOP).format(body="kept.append(torch.randn(1000))", end="")
+    )
+    (tmp_path / "main.py").write_text(
+        "import multiprocessing, runpy\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('spawn')\n"
+        "    child = context.Process(target=runpy.run_path, args=('work.py',))\n"
+        "    child.start(); child.join()\n"
+    )
+    run = tenure_run(["main.py"], tmp_path)
+    assert run.code == 0, run.err
+    assert recordings.judge([run.folder])["verdict"] == "leak"
+
+
+def test_a_program_without_torch_is_left_alone(tmp_path: Path) -> None:
+    run = tenure_run(["-c", "print('no torch here')"], tmp_path)
+    assert (run.code, run.out, run.err) == (0, "no torch here\n", "")
+    assert list(run.folder.iterdir()) == []
+
+
+def test_module_and_command_forms(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(textwrap.dedent(LOOP).format(body="pass", end=""))
+    assert tenure_run(["-m", "job"], tmp_path).verdict["steps"] == 40
+    again = tmp_path / "again"
+    again.mkdir()
+    (again / "job.py").write_text((tmp_path / "job.py").read_text())
+    assert tenure_run([sys.executable, "job.py"], again).verdict["steps"] == 40
+
+
+KILLED = ["kept_batches", "validation_losses", "hook_on_itself", "shape_cache"]
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_killed_after_detection_it_still_has_its_path(tmp_path: Path, name: str) -> None:
+    out = tmp_path / "run.tenure"
+    path = ZOO / f"{name}.py"
+    program = subprocess.Popen(
+        [sys.executable, "-m", "tenure", "run", "--out", out, "--", path, "--steps", "1000000"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        wait_for_a_holding(out)
+    finally:
+        program.kill()
+        program.wait()
+    verdict = recordings.judge([out])
+    assert verdict["verdict"] == "leak"
+    assert Marks.of(path).holder in str(verdict["suspects"][0]["holders"])
+
+
+def wait_for_a_holding(out: Path, timeout: float = 90.0) -> None:
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        for file in out.glob("*.sqlite"):
+            try:
+                with sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True) as connection:
+                    if connection.execute("SELECT count(*) FROM holdings").fetchone()[0]:
+                        return
+            except sqlite3.OperationalError:
+                pass
+        time.sleep(0.2)
+    raise AssertionError("no holder was written down")
+
+
+def test_no_secret_is_recorded(tmp_path: Path) -> None:
+    token = "hunter2-3f9c1e"
+    body = f"""
+    secret = "{token}"
+    kept.append({{secret: torch.randn(1000), "error": ValueError(secret)}})
+    """
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(LOOP).format(
+            body=textwrap.indent(textwrap.dedent(body), "    ").strip(), end=""
+        )
+    )
+    run = tenure_run(["train.py", f"--token={token}"], tmp_path, "--level", "deep", API_KEY=token)
+    assert run.verdict["verdict"] == "leak", run.err
+    for file in run.folder.iterdir():
+        assert token.encode() not in file.read_bytes()
+        assert file.stat().st_mode & 0o077 == 0
+    assert token not in str(run.verdict)
+    assert token not in run.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nope.py"], "there is no script nope.py"),
+        (["-m"], "-m needs the name of a module"),
+        ([], "what is to be run?"),
+        (["no-such-program"], "no script, and no program"),
+        (["--out", "/dev/null/x", "job.py"], "cannot write recordings"),
+        (["--json", "/nowhere/v.json", "job.py"], "cannot write /nowhere/v.json"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "job.py").write_text("print('ran')")
+    ended = subprocess.run(
+        [sys.executable, "-m", "tenure", "run", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_script_that_fails_to_import_fails_as_it_would(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import torch, nothing_like_this\n")
+    run = tenure_run(["job.py"], tmp_path)
+    assert run.code == 1
+    assert "ModuleNotFoundError" in run.err
+
+
+LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000))"
+
+
+def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"{LIMIT}\n" + textwrap.dedent(LOOP).format(body="pass", end=""))
+    run = tenure_run(["train.py"], tmp_path)
+    assert (run.code, run.out) == (0, "done\n"), run.err
+    assert "nothing is recorded: " in run.err
+    assert "FLAT" in run.err  # judged from memory
+
+
+def test_a_disk_that_fills_up(tmp_path: Path) -> None:
+    run = watched(tmp_path, f"if step == 20: {LIMIT}", "import time; time.sleep(0.6)")
+    assert (run.code, run.out) == (0, "done\n"), run.err
+    assert "nothing is recorded any more" in run.err
+
+
+def test_off_leaves_nothing_behind() -> None:
+    program = f"""
+    import sys, torch
+    sys.path.insert(0, {str(ROOT / "python")!r})
+    import tenure
+    from torch.optim import optimizer
+    before = len(optimizer._global_optimizer_post_hooks)
+    with tenure.watch(quiet=True):
+        deep = torch.randn(10)
+        assert len(optimizer._global_optimizer_post_hooks) == before + 1
+    assert len(optimizer._global_optimizer_post_hooks) == before
+    assert "__init__" not in vars(torch.UntypedStorage)
+    import threading
+    assert [t.name for t in threading.enumerate()] == ["MainThread"]
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

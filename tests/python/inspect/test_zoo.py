@@ -1,0 +1,92 @@
+"""Every program of the zoo, by name: bugs are explained, twins and healthy programs are flat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from watched import ZOO, Batch, Marks
+
+BUGS = sorted(path.stem for path in ZOO.glob("*.py"))
+HEALTHY = sorted(path.stem for path in (ZOO / "healthy").glob("*.py"))
+GROWTH = {
+    "malloc_leak": "other host heap",
+    "numpy_leak": "other host heap",
+    "dataloader_child": "child processes",
+    "fragmentation": "allocator",
+    "longer_sequences": "peak",
+}
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
+    found = Batch(tmp_path_factory.mktemp("zoo"))
+    for name in BUGS:
+        found.start(str(ZOO / f"{name}.py"))
+        found.start(str(ZOO / f"{name}.py"), "--fixed")
+    for folder, names in (("healthy", HEALTHY), ("growth", sorted(GROWTH))):
+        for name in names:
+            found.start(str(ZOO / folder / f"{name}.py"))
+    yield found
+    found.close()
+
+
+def test_the_zoo_is_not_empty() -> None:
+    assert len(BUGS) >= 18
+    assert {"finetune", "gan", "replay"} <= set(HEALTHY)
+    assert {path.stem for path in (ZOO / "growth").glob("*.py")} == set(GROWTH)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_bug_is_explained(batch: Batch, name: str) -> None:
+    path = ZOO / f"{name}.py"
+    run, marks = batch.result(str(path)), Marks.of(path)
+    assert run.code == 0, run.err
+    assert run.verdict["verdict"] == "leak", run.err
+    suspect = run.first
+    way = suspect["holders"][0]
+    words = " → ".join(hop["text"] for hop in way)
+    assert any(f"{line} " in f"{suspect['site']} " for line in marks.born), suspect["site"]
+    assert marks.holder in words
+    assert any(hop.get("leak") for hop in way), words
+    assert suspect["cycle"] == marks.cycle, words
+    assert "LEAK" in run.err
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_twin_is_flat(batch: Batch, name: str) -> None:
+    run = batch.result(str(ZOO / f"{name}.py"), "--fixed")
+    assert run.code == 0, run.err
+    assert run.verdict["verdict"] == "flat", run.err
+    assert "LEAK" not in run.err
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_the_healthy_program_is_flat(batch: Batch, name: str) -> None:
+    run = batch.result(str(ZOO / "healthy" / f"{name}.py"))
+    assert run.code == 0, run.err
+    assert run.verdict["verdict"] == "flat", run.err
+    assert "LEAK" not in run.err
+
+
+@pytest.mark.parametrize("name", sorted(GROWTH))
+def test_growth_that_no_storage_explains(batch: Batch, name: str) -> None:
+    run = batch.result(str(ZOO / "growth" / f"{name}.py"))
+    assert run.code == 0, run.err
+    assert run.verdict["verdict"] == "growth", run.err
+    rank = run.verdict["ranks"][0]
+    place = GROWTH[name]
+    if place == "peak":
+        assert rank["peak"] > 0
+        assert "larger inputs" in rank["why"]
+    else:
+        split = {part: size for part, size in rank["split"].items() if part != "unexplained"}
+        assert max(split, key=lambda part: split[part]) == place, rank["split"]
+
+
+def test_each_bug_has_marks() -> None:
+    for name in BUGS:
+        marks = Marks.of(Path(ZOO / f"{name}.py"))
+        assert marks.born
+        assert marks.kept

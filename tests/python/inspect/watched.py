@@ -1,0 +1,93 @@
+"""Running programs under `tenure run`, and reading what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+ZOO = ROOT / "zoo"
+
+
+@dataclass
+class Run:
+    """How a watched program ended."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+    verdict: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The first suspect."""
+        assert self.verdict["suspects"], self.err
+        suspect: dict[str, Any] = self.verdict["suspects"][0]
+        return suspect
+
+
+def tenure_run(
+    program: list[str], folder: Path, *options: str, timeout: float = 180.0, **variables: str
+) -> Run:
+    """`tenure run program`, with its recordings and verdict in `folder`."""
+    command = [sys.executable, "-m", "tenure", "run", "--out", str(folder / "run.tenure")]
+    verdict = folder / "verdict.json"
+    ended = subprocess.run(
+        [*command, "--json", str(verdict), *options, "--", *program],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+    )
+    found = json.loads(verdict.read_text()) if verdict.exists() else {}
+    return Run(ended.returncode, ended.stdout, ended.stderr, folder / "run.tenure", found)
+
+
+class Batch:
+    """Many programs, two at a time: started together, asked for one by one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pool = ThreadPoolExecutor(os.cpu_count())
+        self._runs: dict[tuple[str, ...], Future[Run]] = {}
+
+    def start(self, *program: str) -> None:
+        folder = self._folder / re.sub(r"\W+", "-", "-".join(program[-2:]))
+        folder.mkdir()
+        self._runs[program] = self._pool.submit(tenure_run, list(program), folder)
+
+    def result(self, *program: str) -> Run:
+        return self._runs[program].result()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+@dataclass
+class Marks:
+    """What the comments in a program of the zoo say that a diagnosis has to find."""
+
+    born: list[str]  # file:line
+    kept: list[str]
+    holder: str
+    cycle: bool
+
+    @classmethod
+    def of(cls, path: Path) -> Marks:
+        lines = path.read_text().splitlines()
+
+        def marked(word: str) -> list[str]:
+            pattern = re.compile(rf"#.*\b{word}\b")
+            return [f"{path.name}:{i}" for i, line in enumerate(lines, 1) if pattern.search(line)]
+
+        holders = [line.split("holder:")[1].strip() for line in lines if "# holder:" in line]
+        return cls(marked("born"), marked("kept"), holders[0], "# cycle: yes" in lines)
