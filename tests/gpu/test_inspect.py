@@ -53,7 +53,7 @@ def test_a_kept_graph_on_the_device() -> None:
     verdict = train(60, body)
     assert verdict["verdict"] == "leak"
     assert "kept" in str(verdict["suspects"][0]["holders"])
-    assert any("TanhBackward0 saved result" in str(s["holders"]) for s in verdict["suspects"])
+    assert any("graph" in str(s["holders"]) for s in verdict["suspects"])
 
 
 @pytest.mark.usefixtures("cuda")

@@ -81,7 +81,8 @@ def why_one(paths: Sequence[str | Path], storage: int) -> str:
         with recordings.opened(path) as connection:
             connection.row_factory = sqlite3.Row
             row = connection.execute(
-                "SELECT s.*, o.op, o.module, o.phase, o.site, o.forward_site FROM storages s "
+                "SELECT s.*, o.op, o.module, o.phase, o.site, o.forward_site, "
+                "(SELECT max(step) FROM steps) AS last_step FROM storages s "
                 "LEFT JOIN origins o ON o.id = s.origin WHERE s.id = ?",
                 (storage,),
             ).fetchone()
@@ -98,7 +99,8 @@ def why_one(paths: Sequence[str | Path], storage: int) -> str:
 
 
 def _storage(path: Path, row: sqlite3.Row, held: sqlite3.Row | None) -> list[str]:
-    end = f"died in step {row['died_step']}" if row["died_step"] is not None else "alive at the end"
+    alive = row["died_step"] is None or row["died_step"] > row["last_step"]
+    end = "alive at the end" if alive else f"died in step {row['died_step']}"
     life = f"born in step {row['born_step']}, {end}"
     inside = f" in {row['module']}" if row["module"] else ""
     where = row["site"] or "an unknown line"
@@ -108,7 +110,7 @@ def _storage(path: Path, row: sqlite3.Row, held: sqlite3.Row | None) -> list[str
     ]
     if row["forward_site"]:
         lines.append(f"for what forward did at {row['forward_site']}")
-    if row["died_step"] is None and held is not None:
+    if alive and held is not None:
         paths = json.loads(held["path"])["paths"]
         lines.append(f"its like were held, in step {held['step']}, by:")
         lines += ["  " + " → ".join(hop["text"] for hop in hops) for hops in paths]
