@@ -1,5 +1,7 @@
 """The pytest marker ``flat_memory``: a test that is run again and again must keep memory flat.
 
+Not in the package `tenure`, for pytest loads plugins in every run and that one loads torch.
+
 ```python
 @pytest.mark.flat_memory(steps=40)
 def test_train_step(model, batch):
