@@ -305,7 +305,7 @@ Watch::Watch(WatchOptions options) : state_(std::make_unique<State>(std::move(op
 Watch::~Watch() {
   if (state_->process != fork_generation()) {
     // The writer, the file and the subscription are the parent's: nothing of them may be touched.
-    static_cast<void>(state_.release());
+    static_cast<void>(state_.release());  // NOLINT(bugprone-unused-return-value)
     return;
   }
   state_->steps_of_clock = Clock::Subscription();

@@ -21,8 +21,8 @@ def site(tmp_path: Path) -> Path:
     package = tmp_path / "tenure"
     package.mkdir()
     source = Path(tenure.__file__).parent
-    for name in ("__init__.py", "_guard.py"):
-        shutil.copy(source / name, package)
+    for module in source.glob("*.py"):
+        shutil.copy(module, package)
     (package / f"_C{SUFFIX}").write_text("not a library: loading it fails")
     (package / "_build.py").write_text('VERSION = "0.1.0"\nTORCH_VERSION = "7.1.0"\n')
     info = tmp_path / "tenure-0.1.0.dist-info"

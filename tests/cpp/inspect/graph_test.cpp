@@ -52,7 +52,7 @@ class Builder {
     const auto found = kinds_.find(name);
     return found == kinds_.end() ? NodeKind::object : found->second;
   }
-  const void* object(char name) const { return &objects_[static_cast<size_t>(name)]; }
+  const void* object(char name) const { return &objects_[static_cast<unsigned char>(name)]; }
   char name(uint32_t node) const {
     return static_cast<char>(static_cast<const Object*>(graph.object(node)) - objects_.data());
   }

@@ -29,12 +29,12 @@ constexpr uint64_t kRoomy = uint64_t{1} << 40;
 // A folder of its own, and what any tool would read there.
 class RecordingTest : public testing::Test {
  protected:
-  RecordingTest() {
+  void SetUp() override {
     folder = testing::TempDir() + "tenure-XXXXXX";
     EXPECT_NE(::mkdtemp(folder.data()), nullptr);
     path = folder + "/run.tenure";
   }
-  ~RecordingTest() override {
+  void TearDown() override {
     for (const auto& file : files()) {
       ::unlink(file.c_str());
     }

@@ -359,15 +359,7 @@ class Loop {
   static constexpr OriginId kLeak{9};
 
   // `leak`: bytes kept for ever every few steps.
-  explicit Loop(uint64_t seed, int64_t leak = 0) : random_(seed), leak_(leak) {
-    evaluates_ = pick(8, 40);
-    saves_ = pick(10, 60);
-    epoch_ = pick(10, 30);
-    queue_ = pick(1, 8);
-    lengths_ = pick(4, 12);
-    growing_ = pick(0, 3) == 0 ? 8 : 0;
-    leaks_ = pick(1, 3);
-  }
+  explicit Loop(uint64_t seed, int64_t leak = 0) : random_(seed), leak_(leak) { choose(); }
 
   History run() {
     const int64_t steps = pick(60, 250);
@@ -391,6 +383,15 @@ class Loop {
   static constexpr OriginId kState{2}, kLoss{3}, kQueue{4}, kMetrics{5}, kMasks{6}, kOutputs{7},
       kActivations{8};
 
+  void choose() {
+    evaluates_ = pick(8, 40);
+    saves_ = pick(10, 60);
+    epoch_ = pick(10, 30);
+    queue_ = pick(1, 8);
+    lengths_ = pick(4, 12);
+    growing_ = pick(0, 3) == 0 ? 8 : 0;
+    leaks_ = pick(1, 3);
+  }
   int64_t pick(int64_t least, int64_t most) {
     return std::uniform_int_distribution<int64_t>(least, most)(random_);
   }
