@@ -47,6 +47,12 @@ constexpr const char* kPostHook = "N5torch8autograd18PyFunctionPostHookE";
 constexpr const char* kPostAccumulateHooks = "N5torch8autograd32PyFunctionTensorPostAccGradHooksE";
 constexpr const char* kPyNode = "N5torch8autograd6PyNodeE";
 
+// 0 for the storage of a fake tensor whose size is a symbol.
+size_t bytes_of(const c10::StorageImpl& storage) {
+  const auto bytes = storage.sym_nbytes().maybe_as_int();
+  return bytes ? static_cast<size_t>(*bytes) : 0;
+}
+
 // Note [When it is safe to look]
 // The GIL keeps Python still, not C++: a thread inside backward() changes the graph without it. The
 // watcher therefore builds the graph on the training thread itself, between two steps, or through a
@@ -73,7 +79,7 @@ class References {
     py::list out;
     for (const auto node : storages_) {
       const auto* storage = static_cast<const c10::StorageImpl*>(graph_.object(node));
-      out.append(py::make_tuple(reinterpret_cast<uintptr_t>(storage->data()), storage->nbytes(),
+      out.append(py::make_tuple(reinterpret_cast<uintptr_t>(storage->data()), bytes_of(*storage),
                                 node, graph_.reached(node)));
     }
     return out;
@@ -428,7 +434,7 @@ class References {
       shown =
           py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(function.getptr()));
     } else if (kind == NodeKind::storage) {
-      text = std::to_string(static_cast<const c10::StorageImpl*>(object)->nbytes());
+      text = std::to_string(bytes_of(*static_cast<const c10::StorageImpl*>(object)));
     }
     return py::make_tuple(kind_name(kind), shown, text, edge);
   }
@@ -467,7 +473,7 @@ void bind_references(py::module_& m) {
         if (!tensor.defined() || !tensor.has_storage()) {
           return std::nullopt;
         }
-        return tensor.storage().nbytes();
+        return bytes_of(*tensor.storage().unsafeGetStorageImpl());
       },
       py::arg("tensor"));
   py::class_<References>(m, "References")

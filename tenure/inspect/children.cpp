@@ -33,7 +33,7 @@ pid_t parent_of(pid_t process) {
   return static_cast<pid_t>(std::strtol(stat.c_str() + name_end + 4, nullptr, 10));
 }
 
-std::unordered_map<pid_t, std::vector<pid_t>> families() {
+std::unordered_map<pid_t, std::vector<pid_t>> all_families() {
   std::unordered_map<pid_t, std::vector<pid_t>> out;
   const std::unique_ptr<DIR, int (*)(DIR*)> proc(::opendir("/proc"), &::closedir);
   while (const auto* entry = proc ? ::readdir(proc.get()) : nullptr) {
@@ -44,7 +44,7 @@ std::unordered_map<pid_t, std::vector<pid_t>> families() {
   return out;
 }
 
-int64_t private_bytes(pid_t process) {
+int64_t private_bytes_of(pid_t process) {
   const auto statm = proc_text(process, "statm");  // pages: all, resident, shared …
   char* next = nullptr;
   std::strtoll(statm.c_str(), &next, 10);
@@ -55,23 +55,27 @@ int64_t private_bytes(pid_t process) {
 
 }  // namespace
 
-std::optional<int64_t> bytes_of_children(pid_t process) {
-  const auto children_of = families();
+std::vector<pid_t> children_of(pid_t process) {
+  const auto families = all_families();
+  std::vector<pid_t> out;
   std::vector<pid_t> left{process};
-  std::optional<int64_t> out;
   while (!left.empty()) {
-    const auto parent = left.back();
+    const auto found = families.find(left.back());
     left.pop_back();
-    const auto found = children_of.find(parent);
-    if (found == children_of.end()) {
-      continue;
-    }
-    for (const auto child : found->second) {
-      out = out.value_or(0) + private_bytes(child);
-      left.push_back(child);
+    if (found != families.end()) {
+      out.insert(out.end(), found->second.begin(), found->second.end());
+      left.insert(left.end(), found->second.begin(), found->second.end());
     }
   }
   return out;
+}
+
+int64_t private_bytes(std::span<const pid_t> processes) {
+  int64_t sum = 0;
+  for (const auto process : processes) {
+    sum += private_bytes_of(process);
+  }
+  return sum;
 }
 
 }  // namespace tenure::inspect

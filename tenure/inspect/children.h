@@ -1,15 +1,19 @@
 // The memory of a process's children, theirs included: what DataLoader workers and other helpers
-// hold. Any thread; takes some milliseconds on a machine with many processes.
+// hold. Any thread.
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstdint>
-#include <optional>
+#include <span>
+#include <vector>
 
 namespace tenure::inspect {
 
-// Resident bytes that are not mapped from files or shared. Absent: the process has no children.
-std::optional<int64_t> bytes_of_children(pid_t process);
+// Its children and theirs. Looks at every process of the machine.
+std::vector<pid_t> children_of(pid_t process);
+
+// Resident bytes that are not mapped from files or shared; a process that is gone has none.
+int64_t private_bytes(std::span<const pid_t> processes);
 
 }  // namespace tenure::inspect

@@ -25,6 +25,7 @@ constexpr int64_t kManySteps = 4;       // births of a group that lasts come fro
 constexpr double kWorkGrows = 3;        // a step's births grow so much faster than one storage
 constexpr double kSmallSuspect = 0.02;  // of all suspects' growth
 constexpr double kStartUp = 30;         // seconds
+constexpr double kLeastWork = 0.1;      // of a step's peak at first, for larger inputs to matter
 constexpr double kLargeShare = 0.2;     // of the growth of all storages
 
 Series series_of(std::span<const StepRow> rows,
@@ -214,7 +215,7 @@ struct Place {
 };
 
 constexpr Place kTotal{"the process", kLeastSeen, kLeastReserve, &total_of};
-constexpr Place kPeak{"peak", kLeastCounted, kLeastShare,
+constexpr Place kPeak{"peak", kLeastCounted, 0,
                       [](const StepRow& row) { return static_cast<double>(row.peak); }};
 // Pages shared with other processes are in `rss` too, and so is pinned memory.
 constexpr std::array kPlaces{
@@ -333,6 +334,9 @@ Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit) {
   }
   verdict.shares.push_back({.name = "unexplained", .per_step = verdict.total.per_step - explained});
   verdict.peak = share_of(kPeak, rows, since);
+  const auto grown_by = verdict.peak.per_step * static_cast<double>(verdict.steps);
+  verdict.peak.grows =
+      verdict.peak.grows && grown_by >= kLeastWork * static_cast<double>(rows.front().peak);
   explain(verdict);
   if (unit == Unit::interval && verdict.judgement == Judgement::growth &&
       rows.back().seconds < kStartUp) {

@@ -26,7 +26,8 @@ using SteadyClock = std::chrono::steady_clock;
 constexpr size_t kMostRows = 4096;
 constexpr uint64_t kFirstDue = 12;  // steps
 constexpr auto kWriteEvery = 250ms;
-constexpr double kCutShare = 0.005;   // of the wall time may go to cuts that are not due
+constexpr double kCutShare = 0.005;  // of the wall time may go to cuts that are not due
+constexpr double kChildrenShare = 0.003;
 constexpr double kHeapShare = 0.002;  // and to asking malloc, which walks its free blocks
 
 StepRow sampled_row(uint64_t step, double seconds) {
@@ -97,7 +98,12 @@ struct Watch::State {
     }
     row.heap = std::max<int64_t>(0, heap_bytes - heap_held);
     row.heap_free = heap_free;
-    row.children = children;
+    if (!children.empty() && children_time <= row.seconds * kChildrenShare) {
+      const auto asked = SteadyClock::now();
+      children_bytes = private_bytes(children);
+      children_time += std::chrono::duration<double>(SteadyClock::now() - asked).count();
+    }
+    row.children = children_bytes;
     rows.push_back(row);
     ++steps;
     queued_rows.push_back(row);
@@ -195,7 +201,7 @@ struct Watch::State {
       }
       const auto now = SteadyClock::now();
       if (now >= next_children) {
-        next_children = look_at_children(now);
+        next_children = find_children(now);
       }
       if (now >= next_write) {
         write();
@@ -205,13 +211,13 @@ struct Watch::State {
     write();
   }
 
-  // Returns when to look again: children are looked at often, as far as that is cheap.
-  SteadyClock::time_point look_at_children(SteadyClock::time_point begin) {
-    const auto bytes = bytes_of_children(::getpid());
+  // Returns when to look again: which children there are changes rarely, but in a short run soon.
+  SteadyClock::time_point find_children(SteadyClock::time_point begin) {
+    auto found = children_of(::getpid());
     const auto took = SteadyClock::now() - begin;
     std::lock_guard lock(mutex);
-    children = bytes;
-    return begin + (bytes ? std::max<SteadyClock::duration>(50ms, took * 50) : 1s);
+    children = std::move(found);
+    return begin + std::max<SteadyClock::duration>(200ms, took * 100);
   }
 
   void write() {
@@ -275,11 +281,12 @@ struct Watch::State {
   std::vector<std::pair<std::string, std::string>> queued_notes, queued_meta;
   uint64_t steps = 0;
   uint64_t next_due = kFirstDue;
-  bool ticking = false;                                  // the clock has ticked
-  bool forget_steps = false;                             // those in the recording
-  double cut_time = 0, heap_time = 0;                    // seconds
-  int64_t heap_bytes = 0, heap_free = 0, heap_held = 0;  // when malloc was last asked
-  std::optional<int64_t> children;
+  bool ticking = false;                                   // the clock has ticked
+  bool forget_steps = false;                              // those in the recording
+  double cut_time = 0, heap_time = 0, children_time = 0;  // seconds
+  int64_t heap_bytes = 0, heap_free = 0, heap_held = 0;   // when malloc was last asked
+  std::vector<pid_t> children;
+  std::optional<int64_t> children_bytes;  // when they were last asked
   Flow last;
   std::chrono::nanoseconds spent{0};
 

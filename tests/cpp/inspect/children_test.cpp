@@ -56,21 +56,18 @@ void touch(int sharing) {
   }
 }
 
-TEST(Children, AProcessWithoutChildrenHasNoBytes) {
-  EXPECT_EQ(bytes_of_children(::getpid()), std::nullopt);
-}
+int64_t bytes_of_children() { return private_bytes(children_of(::getpid())); }
+
+TEST(Children, AProcessWithoutChildrenHasNone) { EXPECT_TRUE(children_of(::getpid()).empty()); }
 
 // More than an idle child has, which shares the heap of this process until it writes to it.
 int64_t bytes_beyond_idle(const std::function<void()>& work) {
   const auto idle = [] {
     const Child child([] {});
-    return bytes_of_children(::getpid());
+    return bytes_of_children();
   }();
   const Child child(work);
-  const auto bytes = bytes_of_children(::getpid());
-  EXPECT_TRUE(idle);
-  EXPECT_TRUE(bytes);
-  return bytes.value_or(0) - idle.value_or(0);
+  return bytes_of_children() - idle;
 }
 
 TEST(Children, WhatAChildTouchesIsCounted) {
@@ -95,9 +92,10 @@ TEST(Children, AChildThatEndedAndWasNotWaitedForHoldsNothing) {
   }
   siginfo_t ended{};
   ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(process), &ended, WEXITED | WNOWAIT), 0);
-  EXPECT_EQ(bytes_of_children(::getpid()), 0);
+  EXPECT_EQ(children_of(::getpid()), std::vector<pid_t>{process});
+  EXPECT_EQ(bytes_of_children(), 0);
   ::waitpid(process, nullptr, 0);
-  EXPECT_EQ(bytes_of_children(::getpid()), std::nullopt);
+  EXPECT_TRUE(children_of(::getpid()).empty());
 }
 
 }  // namespace

@@ -58,8 +58,17 @@ def test_an_exception_ends_the_program_as_it_would(tmp_path: Path) -> None:
     assert rows_of(run.folder, "SELECT value FROM meta WHERE key='ended'") == [("yes",)]
 
 
+# Where tests run in the background, SIGINT is ignored from the start.
+INTERRUPT = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(10)
+"""
+
+
 def test_ctrl_c_ends_the_program_as_it_would(tmp_path: Path) -> None:
-    run = watched(tmp_path, end="import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    run = watched(tmp_path, end=INTERRUPT)
     assert run.code == -signal.SIGINT
     assert run.verdict["steps"] == 40
 

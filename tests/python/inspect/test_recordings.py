@@ -14,7 +14,7 @@ from watched import ROOT, ZOO, tenure_run
 
 @pytest.fixture(scope="module")
 def leaky(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tenure_run([str(ZOO / "kept_batches.py")], tmp_path_factory.mktemp("leaky"))
+    run = tenure_run([str(ZOO / "metric_state.py")], tmp_path_factory.mktemp("leaky"))
     assert run.verdict["verdict"] == "leak"
     return run.folder
 
@@ -52,8 +52,8 @@ def test_every_column_is_documented(leaky: Path) -> None:
 def test_why_tells_the_path(leaky: Path) -> None:
     ended = tenure("why", leaky)
     assert ended.returncode == 0
-    assert "seen (local of main)" in ended.stdout
-    storage = re.search(r"storages (\d+)", ended.stdout)
+    assert ".predictions of F1" in ended.stdout
+    storage = re.search(r"^ +storages (\d+)", ended.stdout, re.MULTILINE)
     assert storage
     assert "alive at the end" in tenure("why", leaky, storage[1]).stdout
     missing = tenure("why", leaky, 10**9)
