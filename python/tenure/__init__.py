@@ -7,8 +7,7 @@
 <tenure.Lease: user 'batch' (<doctest tenure[1]>:2) in scope 'step 0'>
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tenure import _guard
 
@@ -58,15 +57,30 @@ __all__ = [
     "watch",
 ]
 
+# At once and not when first used: a process may fork while another thread imports. The command
+# line takes what it needs from the modules themselves, for torch takes seconds to import.
 if TYPE_CHECKING or not is_command():
-    # At once and not when first used: a process may fork while another thread imports.
-    from tenure._api import *  # noqa: F403
-else:
-
-    def __getattr__(name: str) -> Any:
-        """The command line needs little of this, and torch takes seconds to import."""
-        if name not in __all__:
-            raise AttributeError(f"module 'tenure' has no attribute '{name}'")
-        api = importlib.import_module("tenure._api")
-        globals().update({offered: getattr(api, offered) for offered in api.__all__})
-        return globals()[name]
+    from tenure.clock import on_step, step, steps
+    from tenure.errors import (
+        InputError,
+        LeaseError,
+        MutationError,
+        ReleaseError,
+        ScopeError,
+        ScopeWarning,
+        TenureError,
+        UseAfterRelease,
+    )
+    from tenure.inspect.explain import Explanation, explain
+    from tenure.inspect.flat import MemoryGrows, assert_flat
+    from tenure.inspect.session import Session, watch
+    from tenure.leases import Lease, Leases, Ledger, Owner, Totals, hold, leases, ledger
+    from tenure.samples import Sample, refresh_samples, sample
+    from tenure.scopes import Scope, scope
+    from tenure.storages import (
+        Fence,
+        StorageRef,
+        is_released,
+        refill,
+        release,
+    )

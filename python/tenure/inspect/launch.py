@@ -6,11 +6,12 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from tenure.errors import InputError
-from tenure.inspect.options import Options, environment
+from tenure.inspect.options import Options, environment, make_folder
 
 __all__ = ["command_of", "exports", "prepared", "run"]
 
@@ -20,12 +21,7 @@ def prepared(options: Options) -> Options:
     out = Path(options.out).absolute()
     if out.is_file():
         raise InputError(f"{out} is a file: give --out a folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"cannot write recordings to {out}: {error.strerror}: give --out another folder"
-        ) from None
+    make_folder(out)
     if not os.access(out, os.W_OK | os.X_OK):
         raise InputError(f"cannot write recordings to {out}: give --out a folder you may write to")
     verdict = ""
@@ -33,13 +29,7 @@ def prepared(options: Options) -> Options:
         verdict = str(Path(options.json).absolute())
         if not os.access(Path(verdict).parent, os.W_OK):
             raise InputError(f"cannot write {options.json}: give --json a file in a folder that is")
-    return Options(
-        out=str(out),
-        json=verdict,
-        level=options.level,
-        cap=options.cap,
-        quiet=options.quiet,
-    )
+    return replace(options, out=str(out), json=verdict)
 
 
 def command_of(arguments: Sequence[str]) -> list[str]:

@@ -14,7 +14,18 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
-__all__ = ["LEVELS", "VARIABLE", "Options", "environment", "rank_of", "recording_name"]
+from tenure.errors import InputError
+
+__all__ = [
+    "LEVELS",
+    "VARIABLE",
+    "Options",
+    "environment",
+    "make_folder",
+    "rank_of",
+    "recording_name",
+    "say",
+]
 
 VARIABLE = "TENURE"
 LEVELS = ("count", "trace", "deep")
@@ -65,6 +76,16 @@ class Options:
             cap=int(given.get("cap", cls.cap)),
             quiet=given.get("quiet", "0") == "1",
         )
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder for recordings unless it is there; raises InputError with a sentence."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot write recordings to {folder}: {error.strerror}: give --out another folder"
+        ) from None
 
 
 def environment(options: Options, given: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -22,7 +22,7 @@ from tenure.clock import follow_optimizers
 from tenure.errors import InputError, TenureError
 from tenure.inspect import devices, recordings, verdicts
 from tenure.inspect.modules import name_modules
-from tenure.inspect.options import VARIABLE, Options, rank_of, recording_name, say
+from tenure.inspect.options import VARIABLE, Options, make_folder, rank_of, recording_name, say
 from tenure.inspect.source import library_folders
 from tenure.inspect.suspects import look
 
@@ -50,6 +50,7 @@ class Session:
         _install_frames()
         self._options = options
         self._pid = os.getpid()
+        self._began = time.monotonic()
         self.recording = _recording_path(options)
         self._watch = self._start(options)
         self._stopped = False
@@ -94,7 +95,9 @@ class Session:
 
     def verdict(self) -> verdicts.Document:
         """The verdict so far, as in the JSON file."""
-        judged = self._watch.judge()
+        return self._document(self._watch.judge())
+
+    def _document(self, judged: dict[str, Any]) -> verdicts.Document:
         origins = {s["origin"]: _origin(s["origin"]) for s in judged["suspects"]}
         process = {
             "rank": rank_of(),
@@ -136,7 +139,7 @@ class Session:
         if self.recording is not None and ranks > 1:
             if rank_of() != 0 and not self._options.json:
                 return
-            verdict = self._merged(verdict, ranks) or verdict
+            verdict = self._merged(verdict, ranks)
         if self._options.json:
             _write_json(Path(self._options.json), verdict)
         if self._options.quiet or rank_of() != 0 or verdict["steps"] == 0:
@@ -146,7 +149,7 @@ class Session:
             folder = verdicts.shown_path(self.recording.parent)
             say(f"recorded in {folder}: `tenure why {folder}` says more")
 
-    def _merged(self, mine: verdicts.Document, ranks: int) -> verdicts.Document | None:
+    def _merged(self, mine: verdicts.Document, ranks: int) -> verdicts.Document:
         """The verdict of all ranks on this host, once they have ended or after a while."""
         assert self.recording is not None
         until = time.monotonic() + (_OTHERS if rank_of() == 0 else 0)
@@ -174,7 +177,6 @@ class Session:
 
     def _keep_time(self) -> None:
         """Gives a program without steps intervals of time in their place."""
-        began = time.monotonic()
         wait = _INTERVAL
         count = 0
         while not self._end_timer.wait(wait):
@@ -189,7 +191,7 @@ class Session:
                 return
             if self._watch.due():
                 _C.call_on_main_thread(self._judge)
-            wait = max(_INTERVAL, (time.monotonic() - began) / 100)
+            wait = max(_INTERVAL, (time.monotonic() - self._began) / 100)
 
     def _judge(self) -> None:
         """Judges, and looks at holders if there is reason to."""
@@ -247,11 +249,10 @@ class Session:
         if self._options.quiet or self._told == kind or not lasted or rank_of() != 0:
             return
         self._told = kind
-        say(verdicts.first_screen(self.verdict()))
+        say(verdicts.first_screen(self._document(judged)))
 
     def _mind_cost(self) -> None:
-        rows = self._watch.rows()
-        seconds = rows[-1]["seconds"] if rows else 0
+        seconds = time.monotonic() - self._began
         cost = self._watch.cost()
         if seconds < _MIND_COST_AFTER or cost <= _MOST_COST or _C.observed_level() == "count":
             return
@@ -333,12 +334,7 @@ def _recording_path(options: Options) -> Path | None:
     if not options.out or not _C.can_record():
         return None
     folder = Path(options.out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"cannot write recordings to {folder}: {error.strerror}: give --out another folder"
-        ) from None
+    make_folder(folder)
     return folder / recording_name()
 
 
