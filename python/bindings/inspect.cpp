@@ -1,6 +1,7 @@
 #include "bindings.h"
 #include "frames.h"
 #include <tenure/core/error.h>
+#include <tenure/core/storage_ref.h>
 #include <tenure/core/text.h>
 #include <tenure/inspect/modules.h>
 #include <tenure/inspect/observer.h>
@@ -64,6 +65,15 @@ py::list alive_of(const std::unordered_set<uint32_t>& origins) {
   for (const auto& birth : found) {
     out.append(
         py::make_tuple(reinterpret_cast<uintptr_t>(birth.data), birth.id, birth.bytes, birth.step));
+  }
+  return out;
+}
+
+// All storages alive that were seen born: (address, bytes).
+std::vector<std::pair<uintptr_t, uint64_t>> alive_storages() {
+  std::vector<std::pair<uintptr_t, uint64_t>> out;
+  for (const auto& birth : observer().births().alive()) {
+    out.emplace_back(reinterpret_cast<uintptr_t>(birth.data), birth.bytes);
   }
   return out;
 }
@@ -215,6 +225,24 @@ void bind_inspect(py::module_& m) {
   m.def("origin", &origin_dict, py::arg("id"));
   m.def("judge", &judge_recorded, py::arg("rows"), py::arg("cuts"), py::arg("steps"));
   m.def("alive_of", &alive_of, py::arg("origins"));
+  m.def("alive_storages", &alive_storages, py::call_guard<py::gil_scoped_release>());
+  m.def("observer_bytes", [] { return observer().births().footprint(); });
+  m.def(
+      "device_born",
+      [](uintptr_t address, uint64_t bytes, int8_t index, const std::string& site) {
+        const c10::Device device(c10::DeviceType::CUDA, index);
+        // NOLINTNEXTLINE(performance-no-int-to-ptr)
+        observer().device_born_at(reinterpret_cast<const void*>(address), bytes,
+                                  tenure::device_tag(device), tenure::intern(site));
+      },
+      py::arg("address"), py::arg("bytes"), py::arg("index"), py::arg("site"));
+  m.def(
+      "device_died",
+      [](uintptr_t address, uint64_t bytes) {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr)
+        observer().device_died(reinterpret_cast<const void*>(address), bytes);
+      },
+      py::arg("address"), py::arg("bytes"));
   m.def("see_devices", [] { observer().see_devices(); });
   m.def("observed_level", [] { return level_name(observer().level()); });
   m.def(
@@ -258,13 +286,20 @@ void bind_inspect(py::module_& m) {
       },
       py::arg("call"));
 
+  py::class_<Redactor>(m, "Redactor")
+      .def(py::init<>())
+      .def(py::init<std::string_view, const std::vector<std::string>&>(), py::arg("key"),
+           py::arg("known"))
+      .def("__call__", &Redactor::operator(), py::arg("text"));
+
   py::class_<Watch>(m, "Watch")
       .def(py::init([](const std::string& level, const std::string& path, uint64_t cap,
-                       std::vector<std::pair<std::string, std::string>> meta) {
+                       std::vector<std::pair<std::string, std::string>> meta,
+                       const Redactor& redact) {
              return std::make_unique<Watch>(
-                 WatchOptions{level_named(level), path, cap, std::move(meta)});
+                 WatchOptions{level_named(level), path, cap, std::move(meta), redact});
            }),
-           py::arg("level"), py::arg("path"), py::arg("cap"), py::arg("meta"))
+           py::arg("level"), py::arg("path"), py::arg("cap"), py::arg("meta"), py::arg("redact"))
       .def("end_interval", &Watch::end_interval, py::arg("number"))
       .def("due", &Watch::due)
       .def("judge", &judge_live)

@@ -5,6 +5,7 @@
 #include "frames.h"
 #include <tenure/core/ledger.h>
 #include <tenure/core/owner.h>
+#include <tenure/inspect/dominators.h>
 #include <tenure/inspect/graph.h>
 #include <tenure/inspect/observer.h>
 
@@ -20,11 +21,15 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <typeinfo>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -61,6 +66,7 @@ class References {
  public:
   // `skip` are objects that are not followed: the watcher's own.
   explicit References(const py::list& skip) : ndarray_(numpy_array_type()) {
+    skipped_.insert(skip.ptr());
     for (const auto& object : skip) {
       skipped_.insert(object.ptr());
     }
@@ -69,6 +75,7 @@ class References {
     graph_.begin_loose();
     add_loose();
     expand();
+    find_garbage();
   }
 
   uint32_t size() const { return graph_.size(); }
@@ -78,7 +85,7 @@ class References {
   py::list storages() const {
     py::list out;
     for (const auto node : storages_) {
-      const auto* storage = static_cast<const c10::StorageImpl*>(graph_.object(node));
+      const auto* storage = storage_at(node);
       out.append(py::make_tuple(reinterpret_cast<uintptr_t>(storage->data()), bytes_of(*storage),
                                 node, graph_.reached(node)));
     }
@@ -97,20 +104,75 @@ class References {
 
   // References to the storage: found, and in truth.
   std::pair<uint32_t, size_t> counts(uint32_t node) const {
-    const auto* storage = static_cast<const c10::StorageImpl*>(graph_.object(node));
-    return {graph_.referrers(node),
-            c10::raw::intrusive_ptr::use_count(const_cast<c10::StorageImpl*>(storage))};
+    auto* storage = const_cast<c10::StorageImpl*>(storage_at(node));
+    return {graph_.referrers(node), c10::raw::intrusive_ptr::use_count(storage)};
   }
 
+  // Whether a root reaches it, the way, the cycle, and whether Python's collector can free that.
   py::tuple retention(uint32_t node) const {
     const auto found = graph_.retention(node);
-    return py::make_tuple(found.reached, describe(found.path), describe(found.cycle));
+    const bool free = collectable(found.cycle);
+    return py::make_tuple(found.reached, describe(found.path), describe(found.cycle), free);
   }
 
   // How many different labels lie behind each element of the path to `node`.
   std::vector<uint32_t> labels_behind(uint32_t node, const std::vector<uint32_t>& nodes,
                                       const std::vector<uint64_t>& labels) const {
     return graph_.labels_behind(graph_.retention(node).path, nodes, labels);
+  }
+
+  // For each element of the way to `node`: the bytes that would go with it.
+  std::vector<uint64_t> gone_with(uint32_t node) const {
+    if (gone_.empty()) {
+      gone_ = tenure::inspect::gone_with(graph_.dominators(), weights());
+    }
+    std::vector<uint64_t> out;
+    for (const auto element : graph_.retention(node).path) {
+      out.push_back(element < gone_.size() ? gone_[element] : 0);
+    }
+    return out;
+  }
+
+  // For each element of the way to `node`: whether the way's own reference to it is the only one,
+  // and every way to the node leads through it, so that both would go with that reference.
+  std::vector<bool> goes_with_reference(uint32_t node) const {
+    const auto path = graph_.retention(node).path;
+    const auto references = graph_.references_from_outside(path);
+    std::vector<bool> out;
+    for (size_t i = 0; i < path.size(); ++i) {
+      out.push_back(graph_.reached(node) && references[i] == 1 && graph_.dominates(path[i], node));
+    }
+    return out;
+  }
+
+  // The cycles that no root holds: elements of one way around, bytes that they keep, whether
+  // Python's collector can free them.
+  py::list cycles(size_t most) const {
+    py::list out;
+    for (const auto& [nodes, bytes] : graph_.cycles(weights(), most)) {
+      const bool free = collectable(nodes);
+      out.append(py::make_tuple(describe(nodes), bytes, free));
+    }
+    return out;
+  }
+
+  // Storages that a root reaches, by what the way to them begins with: bytes, count, one of them.
+  std::vector<std::tuple<uint64_t, uint32_t, uint32_t>> by_beginning() const {
+    const auto beginnings = graph_.beginnings();
+    std::map<uint32_t, std::tuple<uint64_t, uint32_t, uint32_t>> sums;
+    for (const auto node : storages_) {
+      if (graph_.reached(node)) {
+        auto& [bytes, count, example] = sums[beginnings[node]];
+        bytes += bytes_of(*storage_at(node));
+        ++count;
+        example = node;
+      }
+    }
+    std::vector<std::tuple<uint64_t, uint32_t, uint32_t>> out;
+    for (const auto& [beginning, sum] : sums) {
+      out.push_back(sum);
+    }
+    return out;
   }
 
   std::vector<uint32_t> referring_to(uint32_t node) const { return graph_.referring_to(node); }
@@ -131,6 +193,81 @@ class References {
   }
 
  private:
+  const c10::StorageImpl* storage_at(uint32_t node) const {
+    return static_cast<const c10::StorageImpl*>(graph_.object(node));
+  }
+
+  // The bytes of each storage that would be freed if all that refers to it here went.
+  std::vector<uint64_t> weights() const {
+    std::vector<uint64_t> out(graph_.size(), 0);
+    for (const auto node : storages_) {
+      const auto [found, actual] = counts(node);
+      out[node] = found >= actual ? bytes_of(*storage_at(node)) : 0;
+    }
+    return out;
+  }
+
+  // Note [What the collector would free]
+  // Python's collector frees objects to which all references come from objects that it frees too,
+  // as far as their tp_traverse tells it: what C++ refers to stays, and so does everything that
+  // this keeps. Autograd's nodes and hooks tell it of some references and not of others, so whether
+  // a cycle can be freed is not seen from its elements. The same count is made here, of the objects
+  // that no root reaches. At once, for some of them may be gone when it is asked for.
+  void find_garbage() {
+    std::unordered_map<PyObject*, Py_ssize_t> unexplained;
+    for (auto node = uint32_t{0}; node < graph_.size(); ++node) {
+      auto* object = static_cast<PyObject*>(const_cast<void*>(graph_.object(node)));
+      if (!graph_.reached(node) && graph_.kind(node) == NodeKind::object &&
+          PyObject_IS_GC(object) != 0 && PyObject_GC_IsTracked(object) != 0) {
+        unexplained.emplace(object, Py_REFCNT(object));
+      }
+    }
+    for (const auto& [object, count] : unexplained) {
+      const auto explain = [](PyObject* target, void* counts) {
+        auto& all = *static_cast<decltype(unexplained)*>(counts);
+        if (const auto found = all.find(target); found != all.end()) {
+          --found->second;
+        }
+        return 0;
+      };
+      Py_TYPE(object)->tp_traverse(object, explain, &unexplained);
+    }
+    struct Keep {
+      decltype(unexplained)& counts;
+      std::vector<PyObject*> open;
+    } keep{unexplained, {}};
+    for (const auto& [object, count] : unexplained) {
+      if (count > 0) {
+        keep.open.push_back(object);
+      }
+    }
+    for (auto* object : keep.open) {
+      unexplained.erase(object);
+    }
+    while (!keep.open.empty()) {
+      auto* object = keep.open.back();
+      keep.open.pop_back();
+      const auto stay = [](PyObject* target, void* given) {
+        auto& self = *static_cast<Keep*>(given);
+        if (self.counts.erase(target) > 0) {
+          self.open.push_back(target);
+        }
+        return 0;
+      };
+      Py_TYPE(object)->tp_traverse(object, stay, &keep);
+    }
+    for (const auto& [object, count] : unexplained) {
+      garbage_.insert(object);
+    }
+  }
+
+  // A cycle is broken where any one of its objects is freed.
+  bool collectable(const std::vector<uint32_t>& cycle) const {
+    return std::ranges::any_of(cycle, [&](uint32_t node) {
+      return graph_.kind(node) == NodeKind::object && garbage_.contains(graph_.object(node));
+    });
+  }
+
   static PyTypeObject* numpy_array_type() {
     const auto modules = py::reinterpret_borrow<py::dict>(PyImport_GetModuleDict());
     if (!modules.contains("numpy") || !py::hasattr(modules["numpy"], "ndarray")) {
@@ -461,6 +598,8 @@ class References {
   std::deque<Frame> frames_;
   std::vector<std::pair<PyObject*, const char*>> roots_;
   std::vector<uint32_t> storages_;
+  mutable std::vector<uint64_t> gone_;       // by node, once asked for
+  std::unordered_set<const void*> garbage_;  // what Python's collector would free
 };
 
 }  // namespace
@@ -486,6 +625,10 @@ void bind_references(py::module_& m) {
       .def("retention", &References::retention, py::arg("node"))
       .def("labels_behind", &References::labels_behind, py::arg("node"), py::arg("nodes"),
            py::arg("labels"))
+      .def("gone_with", &References::gone_with, py::arg("node"))
+      .def("goes_with_reference", &References::goes_with_reference, py::arg("node"))
+      .def("cycles", &References::cycles, py::arg("most"))
+      .def("by_beginning", &References::by_beginning)
       .def("referring_to", &References::referring_to, py::arg("node"))
       .def("node_of", &References::node_of, py::arg("tensor"))
       .def("leases", &References::leases, py::arg("node"));

@@ -18,6 +18,7 @@ from tenure._command import is_command  # noqa: E402
 from tenure._paths import cmake_prefix_path  # noqa: E402
 
 __all__ = [
+    "Census",
     "Explanation",
     "Fence",
     "InputError",
@@ -40,7 +41,9 @@ __all__ = [
     "UseAfterRelease",
     "__version__",
     "assert_flat",
+    "census",
     "cmake_prefix_path",
+    "coordinates",
     "explain",
     "hold",
     "is_released",
@@ -71,6 +74,8 @@ if TYPE_CHECKING or not is_command():
         TenureError,
         UseAfterRelease,
     )
+    from tenure.inspect.census import Census, census
+    from tenure.inspect.coordinates import coordinates
     from tenure.inspect.explain import Explanation, explain
     from tenure.inspect.flat import MemoryGrows, assert_flat
     from tenure.inspect.session import Session, watch

@@ -79,6 +79,16 @@ _OUT = Annotated[str, typer.Option("--out", help="Folder for recordings, one fil
 _LEVEL = Annotated[
     Level, typer.Option(help="count: bytes only; trace: each storage; deep: whole stacks.")
 ]
+_REDACT = Annotated[
+    bool, typer.Option("--redact", help="Hash paths and names in the files that are written.")
+]
+_LOCAL = Annotated[
+    str,
+    typer.Option(
+        help="Record there and copy to --out at the end; by itself where --out is on a network.",
+        show_default=False,
+    ),
+]
 _RECORDINGS = Annotated[
     list[str], typer.Argument(help="A folder that `tenure run` made, or files.")
 ]
@@ -95,7 +105,15 @@ def run(
     out: _OUT = "run.tenure",
     json: Annotated[str, typer.Option("--json", help="File for the verdict at the end.")] = "",
     level: _LEVEL = Level["trace"],
-    quiet: Annotated[bool, typer.Option(help="Say nothing on stderr.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing on stderr.")] = False,
+    redact: _REDACT = False,
+    local_dir: _LOCAL = "",
+    max_cost: Annotated[
+        float, typer.Option(min=0, help="Percent of the time; above it bytes are only counted.")
+    ] = 20.0,
+    max_memory: Annotated[
+        str, typer.Option(help="Memory for watching; above it bytes are only counted.")
+    ] = "512MiB",
 ) -> None:
     """Watch a PyTorch program and its children: who holds what grows.
 
@@ -109,16 +127,28 @@ def run(
       tenure run -- accelerate launch train.py
     """
     from tenure.inspect import launch
-    from tenure.inspect.options import Options
+    from tenure.inspect.options import Options, parse_bytes
 
     with _one_line_errors():
-        launch.run(program or [], Options(out, json, level.value, quiet=quiet))
+        options = Options(
+            out,
+            json,
+            level.value,
+            quiet=quiet,
+            cost=max_cost,
+            memory=parse_bytes(max_memory),
+            redact=launch.new_key() if redact else "",
+            local=local_dir,
+        )
+        launch.run(program or [], options)
 
 
 @app.command()
 def env(
     out: _OUT = "run.tenure",
     level: _LEVEL = Level["trace"],
+    redact: _REDACT = False,
+    local_dir: _LOCAL = "",
     style: Annotated[
         EnvStyle, typer.Option("--as", help="shell: exports; json: Ray's runtime_env; yaml: a pod.")
     ] = EnvStyle["shell"],
@@ -131,7 +161,9 @@ def env(
     from tenure.inspect.options import Options
 
     with _one_line_errors():
-        typer.echo(launch.exports(Options(out, level=level.value), style.value))
+        key = launch.new_key() if redact else ""
+        options = Options(out, level=level.value, redact=key, local=local_dir)
+        typer.echo(launch.exports(options, style.value))
 
 
 @app.command()
@@ -168,9 +200,10 @@ def check(
     from tenure.inspect import recordings as reading
     from tenure.inspect import verdicts
     from tenure.inspect import why as command
+    from tenure.inspect.options import parse_bytes
 
     with _one_line_errors():
-        limit = command.parse_bytes(peak) if peak else None
+        limit = parse_bytes(peak) if peak else None
         verdict = reading.judge(recordings)
         typer.echo(_as_json(verdict) if json else verdicts.first_screen(verdict))
         code = command.CODES[verdict["verdict"]]

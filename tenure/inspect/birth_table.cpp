@@ -206,6 +206,18 @@ Flow BirthTable::flow() const {
   return out;
 }
 
+uint64_t BirthTable::footprint() const {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < kShards; ++i) {
+    const auto& shard = shards_[i];
+    std::lock_guard lock(shard.mutex);
+    bytes += shard.chunks.size() * kChunk * sizeof(Slot) +
+             (shard.buckets.capacity() + shard.fresh.capacity()) * sizeof(uint32_t) +
+             shard.dead.capacity() * sizeof(Death);
+  }
+  return bytes;
+}
+
 void BirthTable::start_interval() {
   peak_.store(bytes_.load(std::memory_order_relaxed), std::memory_order_relaxed);
 }

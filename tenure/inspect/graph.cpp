@@ -1,5 +1,7 @@
 #include <tenure/inspect/graph.h>
 
+#include <tenure/inspect/dominators.h>
+
 #include <algorithm>
 #include <deque>
 #include <unordered_map>
@@ -88,13 +90,10 @@ const Graph::Loose& Graph::loose() const {
   const auto begin = std::min(first_loose_, size());
   const auto count = size() - begin;
   const auto first_of = [&](uint32_t node) { return firsts_[node]; };
-  const auto last_of = [&](uint32_t node) {
-    return node + 1 < firsts_.size() ? firsts_[node + 1] : static_cast<uint32_t>(edges_.size());
-  };
 
   loose_.first_referrer.assign(count + 1, 0);
   for (auto node = begin; node < size(); ++node) {
-    for (auto edge = first_of(node); edge < last_of(node); ++edge) {
+    for (auto edge = first_of(node); edge < end_of(node); ++edge) {
       if (edges_[edge] >= begin) {
         ++loose_.first_referrer[edges_[edge] - begin + 1];
       }
@@ -106,7 +105,7 @@ const Graph::Loose& Graph::loose() const {
   loose_.referrers.resize(loose_.first_referrer[count]);
   auto filled = loose_.first_referrer;
   for (auto node = begin; node < size(); ++node) {
-    for (auto edge = first_of(node); edge < last_of(node); ++edge) {
+    for (auto edge = first_of(node); edge < end_of(node); ++edge) {
       if (edges_[edge] >= begin) {
         loose_.referrers[filled[edges_[edge] - begin]++] = node;
       }
@@ -132,7 +131,7 @@ const Graph::Loose& Graph::loose() const {
         pending.push_back(node);
         on_stack[node] = true;
       }
-      if (edge < last_of(begin + node)) {
+      if (edge < end_of(begin + node)) {
         const auto target = edges_[edge++];
         if (target < begin) {
           continue;
@@ -217,16 +216,23 @@ Retention Graph::retention(uint32_t node) const {
   if (!graph.cyclic[graph.component[top - begin]]) {
     return out;
   }
-  out.cycle = cycle_through(top);
-  const auto last = graph.first_referrer[top - begin + 1];
-  for (auto i = graph.first_referrer[top - begin]; i < last && out.cycle.empty(); ++i) {
-    const auto other = graph.referrers[i];
-    if (is_pair(top, other)) {  // the cycle passes through the tensor's other half only
-      out.cycle = cycle_through(other);
-      out.path.insert(out.path.begin(), other);
-    }
+  out.cycle = cycle_near(top);
+  if (!out.cycle.empty() && out.cycle.front() != top) {
+    out.path.insert(out.path.begin(), out.cycle.front());
   }
   return out;
+}
+
+std::vector<uint32_t> Graph::cycle_near(uint32_t top) const {
+  auto found = cycle_through(top);
+  const auto& graph = loose();
+  const auto last = graph.first_referrer[top - first_loose_ + 1];
+  for (auto i = graph.first_referrer[top - first_loose_]; i < last && found.empty(); ++i) {
+    if (is_pair(top, graph.referrers[i])) {
+      found = cycle_through(graph.referrers[i]);
+    }
+  }
+  return found;
 }
 
 // The shortest way from `top` back to itself, found backwards within its component.
@@ -259,22 +265,117 @@ std::vector<uint32_t> Graph::cycle_through(uint32_t top) const {
   return {};
 }
 
+std::vector<Cycle> Graph::cycles(std::span<const uint64_t> weights, size_t most) const {
+  const auto& graph = loose();
+  const auto begin = std::min(first_loose_, size());
+  // From all cycles at once, breadth first: a node belongs to the one that is nearest.
+  std::vector<uint32_t> nearest(size() - begin, kNone);
+  std::vector<uint64_t> kept(graph.cyclic.size(), 0);
+  std::vector<uint32_t> member(graph.cyclic.size(), kNone);
+  std::vector<uint32_t> queue;
+  const auto reach = [&](uint32_t node, uint32_t component) {
+    if (nearest[node - begin] == kNone) {
+      nearest[node - begin] = component;
+      kept[component] += weights[node];
+      queue.push_back(node);
+    }
+  };
+  for (auto node = begin; node < size(); ++node) {
+    const auto component = graph.component[node - begin];
+    if (graph.cyclic[component]) {
+      member[component] = std::min(member[component], node);
+      reach(node, component);
+    }
+  }
+  for (size_t next = 0; next < queue.size(); ++next) {
+    const auto node = queue[next];
+    for (auto edge = firsts_[node]; edge < end_of(node); ++edge) {
+      if (edges_[edge] >= begin) {
+        reach(edges_[edge], nearest[node - begin]);
+      }
+    }
+  }
+  std::vector<uint32_t> heaviest;
+  for (uint32_t component = 0; component < kept.size(); ++component) {
+    if (kept[component] > 0) {
+      heaviest.push_back(component);
+    }
+  }
+  std::ranges::sort(heaviest, [&](auto a, auto b) { return kept[a] > kept[b]; });
+  heaviest.resize(std::min(heaviest.size(), most));
+  std::vector<Cycle> out;
+  for (const auto component : heaviest) {
+    out.push_back({.nodes = cycle_near(member[component]), .weight = kept[component]});
+  }
+  return out;
+}
+
+const std::vector<uint32_t>& Graph::dominators() const {
+  if (dominators_.empty()) {
+    const auto reachable = std::min(first_loose_, size());
+    std::vector<uint32_t> roots;
+    for (uint32_t node = 0; node < reachable; ++node) {
+      if (parents_[node] == kNone) {
+        roots.push_back(node);
+      }
+    }
+    std::vector<uint32_t> firsts(firsts_.begin(), firsts_.begin() + reachable);
+    firsts.push_back(reachable == 0 ? 0 : end_of(reachable - 1));
+    dominators_ = inspect::dominators({firsts, edges_}, roots);
+  }
+  return dominators_;
+}
+
+bool Graph::dominates(uint32_t node, uint32_t other) const {
+  for (auto at = other; at != kNone; at = dominators()[at]) {
+    if (at == node) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::vector<uint32_t> Graph::references_from_outside(std::span<const uint32_t> nodes) const {
+  std::unordered_map<uint32_t, uint32_t> counts;
+  for (const auto node : nodes) {
+    counts.emplace(node, 0);
+  }
+  const auto reachable = std::min(first_loose_, size());
+  for (uint32_t from = 0; from < reachable; ++from) {
+    for (auto edge = firsts_[from]; edge < end_of(from); ++edge) {
+      const auto found = counts.find(edges_[edge]);
+      if (found != counts.end() && !dominates(edges_[edge], from)) {
+        ++found->second;
+      }
+    }
+  }
+  std::vector<uint32_t> out;
+  for (const auto node : nodes) {
+    out.push_back(counts[node]);
+  }
+  return out;
+}
+
 std::vector<uint32_t> Graph::labels_behind(std::span<const uint32_t> path,
                                            std::span<const uint32_t> nodes,
                                            std::span<const uint64_t> labels) const {
-  std::unordered_map<uint32_t, size_t> place;
+  // The deepest element of the path that the way to each node leads through. A node is added after
+  // the one that it was found from, so one pass suffices however long the ways are.
+  constexpr auto kNowhere = ~size_t{0};
+  std::vector<size_t> place(size(), kNowhere);
   for (size_t i = 0; i < path.size(); ++i) {
     place[path[i]] = i;
   }
-  // A way that leads through an element leads through all before it: the deepest one suffices.
+  for (uint32_t node = 0; node < size(); ++node) {
+    if (place[node] == kNowhere && parents_[node] != kNone) {
+      place[node] = place[parents_[node]];
+    }
+  }
+  // A way that leads through an element leads through all before it.
   std::vector<std::vector<uint64_t>> met(path.size());
   for (size_t i = 0; i < nodes.size(); ++i) {
-    auto at = nodes[i];
-    while (at != kNone && !place.contains(at)) {
-      at = parents_[at];
-    }
-    if (at != kNone) {
-      met[place[at]].push_back(labels[i]);
+    if (place[nodes[i]] != kNowhere) {
+      met[place[nodes[i]]].push_back(labels[i]);
     }
   }
   std::vector<uint32_t> out(path.size());
@@ -282,6 +383,23 @@ std::vector<uint32_t> Graph::labels_behind(std::span<const uint32_t> path,
   for (size_t i = path.size(); i-- > 0;) {
     seen.insert(met[i].begin(), met[i].end());
     out[i] = static_cast<uint32_t>(seen.size());
+  }
+  return out;
+}
+
+std::vector<uint32_t> Graph::beginnings() const {
+  const auto reachable = std::min(first_loose_, size());
+  std::vector<uint32_t> out(reachable);
+  std::vector<uint8_t> left(reachable);  // elements of the beginning that are still to come
+  for (uint32_t node = 0; node < reachable; ++node) {
+    const auto parent = parents_[node];
+    if (parent == kNone) {
+      out[node] = node;
+      left[node] = kind(node) == NodeKind::frame ? 1 : 3;
+      continue;
+    }
+    out[node] = left[parent] > 0 ? node : out[parent];
+    left[node] = left[parent] > 0 ? left[parent] - 1 : 0;
   }
   return out;
 }

@@ -21,6 +21,12 @@ struct Retention {
   std::vector<uint32_t> cycle;  // if path begins in one: its nodes in order
 };
 
+// Nodes that hold each other and that no root reaches.
+struct Cycle {
+  std::vector<uint32_t> nodes;  // one way around
+  uint64_t weight = 0;          // of all that it keeps, and no other cycle that is nearer
+};
+
 class Graph {
  public:
   static constexpr uint32_t kNone = ~uint32_t{0};
@@ -55,6 +61,22 @@ class Graph {
   // The shortest way.
   Retention retention(uint32_t node) const;
 
+  // The nearest dominator of each node that a root reaches; see dominators.h.
+  const std::vector<uint32_t>& dominators() const;
+
+  // Whether a node dominates another that a root reaches. Each dominates itself.
+  bool dominates(uint32_t node, uint32_t other) const;
+  // For each of `nodes`, how many references lead to it from outside: from what it does not
+  // dominate. If there is one, the node goes with that reference.
+  std::vector<uint32_t> references_from_outside(std::span<const uint32_t> nodes) const;
+
+  // The cycles that keep anything of weight, the heaviest first and at most so many.
+  std::vector<Cycle> cycles(std::span<const uint64_t> weights, size_t most) const;
+
+  // What the way to each node begins with: the variable of a frame (frame, value) or of a module
+  // (modules, module, its dict, value), by its last element. For the nodes that a root reaches.
+  std::vector<uint32_t> beginnings() const;
+
   // How many different labels the `nodes` have whose shortest way leads through each element of
   // `path`, itself the way to one of them.
   std::vector<uint32_t> labels_behind(std::span<const uint32_t> path,
@@ -72,7 +94,12 @@ class Graph {
     std::vector<bool> cyclic;                         // by component
   };
   const Loose& loose() const;
+  uint32_t end_of(uint32_t node) const {  // of its references in edges_
+    return node + 1 < firsts_.size() ? firsts_[node + 1] : static_cast<uint32_t>(edges_.size());
+  }
   std::vector<uint32_t> cycle_through(uint32_t top) const;
+  // The shortest one through `top`, or if there is none through the other half of its pair.
+  std::vector<uint32_t> cycle_near(uint32_t top) const;
   // A tensor and the object that it is in Python hold each other, which is no cycle of anyone's.
   bool is_pair(uint32_t a, uint32_t b) const {
     return (kind(a) == NodeKind::tensor && kind(b) == NodeKind::object) ||
@@ -89,6 +116,7 @@ class Graph {
   uint32_t first_loose_ = kNone;
   mutable Loose loose_;
   mutable bool loose_made_ = false;
+  mutable std::vector<uint32_t> dominators_;  // empty until first asked for
 };
 
 }  // namespace tenure::inspect

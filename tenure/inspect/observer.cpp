@@ -363,6 +363,15 @@ void Observer::device_born(const void* data, uint64_t bytes, uint16_t device) {
   on_devices.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
 }
 
+void Observer::device_born_at(const void* data, uint64_t bytes, uint16_t device, NameId site) {
+  if (!tracing()) {
+    return;
+  }
+  table().born(data, bytes, current_step.load(std::memory_order_relaxed),
+               intern(Origin{.site = site, .device = device}), 0);
+  on_devices.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+}
+
 void Observer::device_died(const void* data, uint64_t bytes) {
   if (level() == Level::off) {
     return;

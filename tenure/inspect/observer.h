@@ -46,6 +46,8 @@ class Observer {
 
   // What a device's allocator tells: see cuda/tracker.cpp.
   void device_born(const void* data, uint64_t bytes, uint16_t device);
+  // The same of one whose line is known from elsewhere.
+  void device_born_at(const void* data, uint64_t bytes, uint16_t device, NameId site);
   void device_died(const void* data, uint64_t bytes);
   // Bytes alive on devices, which births().flow() counts too.
   int64_t device_bytes() const;

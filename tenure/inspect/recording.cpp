@@ -73,6 +73,7 @@ class Statement {
   void put(int at, uint64_t value) { put(at, static_cast<int64_t>(value)); }
   void put(int at, uint32_t value) { put(at, static_cast<int64_t>(value)); }
   void put(int at, double value) { sqlite3_bind_double(statement_, at, value); }
+  void put(int at, const std::string& value) { put(at, std::string_view(value)); }
   void put(int at, std::string_view value) {
     sqlite3_bind_text(statement_, at, value.data(), static_cast<int>(value.size()),
                       SQLITE_TRANSIENT);
@@ -152,8 +153,8 @@ struct Recording::File {
 
 bool can_record() { return true; }
 
-Recording::Recording(const std::string& path, uint64_t cap)
-    : file_(std::make_unique<File>(path, cap)) {
+Recording::Recording(const std::string& path, uint64_t cap, Redactor redact)
+    : file_(std::make_unique<File>(path, cap)), redact_(std::move(redact)) {
   put("schema", std::to_string(kSchema));
 }
 
@@ -203,17 +204,18 @@ void Recording::add(const Holding& holding) {
 void Recording::forget_steps() { file_->handle.execute("DELETE FROM steps; DELETE FROM cuts;"); }
 
 void Recording::note(double seconds, std::string_view kind, std::string_view text) {
-  file_->note.run(seconds, kind, text);
+  file_->note.run(seconds, kind, redact_(text));
 }
 
 void Recording::add_origins() {
   const auto write = [&](uint32_t id) {
     const auto origin = origin_of(OriginId{id});
     const auto module = module_name(origin.module);
-    file_->origin.run(id, name_of(origin.op), std::string_view(module),
-                      std::string_view(phase_name(origin.phase)), name_of(origin.site),
-                      name_of(origin.forward_site), static_cast<uint32_t>(origin.device),
-                      name_of(origin.stack));
+    const auto shown = [&](std::string_view name) { return redact_(name); };
+    file_->origin.run(id, shown(name_of(origin.op)), shown(module),
+                      std::string_view(phase_name(origin.phase)), shown(name_of(origin.site)),
+                      shown(name_of(origin.forward_site)), static_cast<uint32_t>(origin.device),
+                      shown(name_of(origin.stack)));
     return origin.module == 0 || !module.empty();
   };
   std::erase_if(file_->nameless, write);
@@ -245,7 +247,7 @@ namespace tenure::inspect {
 
 struct Recording::File {};
 bool can_record() { return false; }
-Recording::Recording(const std::string& /*path*/, uint64_t /*cap*/) {
+Recording::Recording(const std::string& /*path*/, uint64_t /*cap*/, Redactor /*redact*/) {
   throw Error("this build of Tenure has no SQLite, so it cannot record: watch without --out");
 }
 Recording::~Recording() = default;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <tenure/inspect/birth_table.h>
+#include <tenure/inspect/redactor.h>
 
 #include <cstdint>
 #include <memory>
@@ -43,8 +44,9 @@ class Recording {
   static constexpr int kSchema = 1;
 
   // Makes the file, for its owner's eyes only. Detail beyond `cap` bytes is thinned, oldest first.
+  // Origins and notes pass through the redactor; other texts are the caller's to redact.
   // Throws InputError if it cannot be made or exists, Error in a build without SQLite.
-  Recording(const std::string& path, uint64_t cap);
+  Recording(const std::string& path, uint64_t cap, Redactor redact = {});
   ~Recording();
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
@@ -65,6 +67,7 @@ class Recording {
   void thin();
   struct File;
   std::unique_ptr<File> file_;
+  Redactor redact_;
 };
 
 }  // namespace tenure::inspect

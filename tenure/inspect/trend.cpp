@@ -15,6 +15,7 @@ using Series = std::vector<double>;
 using View = std::span<const double>;
 
 constexpr size_t kMostPoints = 256;
+constexpr size_t kMostPaired = 128;  // values, for a slope
 constexpr size_t kBlocks = 16;
 constexpr size_t kFewestRises = 5;
 constexpr double kJump = 3;         // a rise above so many caps is no part of the growth
@@ -106,17 +107,6 @@ Rank rank_test(View values) {
     run = end;
   }
   return out;
-}
-
-// Theil and Sen's slope.
-double slope_of(View levels) {
-  Series slopes;
-  for (size_t i = 0; i < levels.size(); ++i) {
-    for (size_t j = i + 1; j < levels.size(); ++j) {
-      slopes.push_back((levels[j] - levels[i]) / number(j - i));
-    }
-  }
-  return quantile(slopes, 0.5);
 }
 
 // Standard deviation of what differs from point to point, were it independent noise.
@@ -398,6 +388,17 @@ std::optional<double> confidence_of(const Run& run, const Window& window) {
 }
 
 }  // namespace
+
+double slope_of(View values) {
+  const size_t stride = values.size() / kMostPaired + 1;
+  Series slopes;
+  for (size_t i = 0; i < values.size(); i += stride) {
+    for (size_t j = i + stride; j < values.size(); j += stride) {
+      slopes.push_back((values[j] - values[i]) / number(j - i));
+    }
+  }
+  return slopes.empty() ? 0 : quantile(slopes, 0.5);
+}
 
 Trend trend_of(std::span<const double> values, const TrendOptions& options) {
   if (values.size() < kFewestSteps) {

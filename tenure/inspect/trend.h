@@ -38,6 +38,10 @@ struct Trend {
   size_t since = 0;       // the index at which the growth began
 };
 
+// Theil and Sen's slope, which a few wild values do not bend: the median over all pairs of values,
+// of long series over pairs of some. 0 for fewer than two.
+double slope_of(std::span<const double> values);
+
 // One finite value for each step, at the step's end. Above a few hundred steps they are thinned, so
 // that a million takes some milliseconds; `since` is then as coarse as that.
 Trend trend_of(std::span<const double> values, const TrendOptions& options = {});

@@ -35,23 +35,6 @@ Series series_of(std::span<const StepRow> rows,
   return out;
 }
 
-// Least squares would follow a single jump: Theil and Sen's slope over at most 128 points.
-double slope_of(std::span<const double> values) {
-  const size_t stride = values.size() / 128 + 1;
-  Series slopes;
-  for (size_t i = 0; i < values.size(); i += stride) {
-    for (size_t j = i + stride; j < values.size(); j += stride) {
-      slopes.push_back((values[j] - values[i]) / static_cast<double>(j - i));
-    }
-  }
-  if (slopes.empty()) {
-    return 0;
-  }
-  const auto middle = slopes.begin() + static_cast<std::ptrdiff_t>(slopes.size() / 2);
-  std::nth_element(slopes.begin(), middle, slopes.end());
-  return *middle;
-}
-
 // Rows may stand for several steps each, when older ones were thinned.
 double steps_per_row(std::span<const StepRow> rows) {
   return rows.size() < 2 ? 1
@@ -207,16 +190,18 @@ double total_of(const StepRow& row) {
   return static_cast<double>(row.rss) + known(row.children) + known(row.device_used);
 }
 
+// A part of the memory, and the least growth of it that is spoken of.
 struct Place {
   const char* name;
   double least;  // bytes a step
-  double share;  // of the process
+  double share;  // of the process, since the growth began
   double (*bytes)(const StepRow& row);
+  double own = 0;  // share of what the part was at first, over the run
 };
 
 constexpr Place kTotal{"the process", kLeastSeen, kLeastReserve, &total_of};
 constexpr Place kPeak{"peak", kLeastCounted, 0,
-                      [](const StepRow& row) { return static_cast<double>(row.peak); }};
+                      [](const StepRow& row) { return static_cast<double>(row.peak); }, kLeastWork};
 // Pages shared with other processes are in `rss` too, and so is pinned memory.
 constexpr std::array kPlaces{
     Place{"held", kLeastHeld, 0, [](const StepRow& row) { return static_cast<double>(row.held); }},
@@ -242,9 +227,11 @@ Share share_of(const Place& place, std::span<const StepRow> rows, size_t since) 
   const auto trend = trend_of(values, {.least_per_step = place.least});
   const auto grown = trend.per_step * static_cast<double>(values.size() - trend.since);
   const auto least = std::min(kLeastBytes, place.share * total_of(rows[trend.since]));
+  const auto pace = slope_of(std::span(values).subspan(since));
+  const bool matters = pace * static_cast<double>(values.size()) >= place.own * values.front();
   return {.name = place.name,
-          .per_step = slope_of(std::span(values).subspan(since)) / steps_per_row(rows),
-          .grows = trend.grows && grown >= least,
+          .per_step = pace / steps_per_row(rows),
+          .grows = trend.grows && grown >= least && matters,
           .confidence = trend.confidence};
 }
 
@@ -334,9 +321,6 @@ Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit) {
   }
   verdict.shares.push_back({.name = "unexplained", .per_step = verdict.total.per_step - explained});
   verdict.peak = share_of(kPeak, rows, since);
-  const auto grown_by = verdict.peak.per_step * static_cast<double>(verdict.steps);
-  verdict.peak.grows =
-      verdict.peak.grows && grown_by >= kLeastWork * static_cast<double>(rows.front().peak);
   explain(verdict);
   if (unit == Unit::interval && verdict.judgement == Judgement::growth &&
       rows.back().seconds < kStartUp) {

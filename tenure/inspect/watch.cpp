@@ -63,7 +63,7 @@ StepRow sampled_row(uint64_t step, double seconds) {
 struct Watch::State {
   explicit State(WatchOptions given) : options(std::move(given)) {
     if (!options.path.empty()) {
-      recording = std::make_unique<Recording>(options.path, options.cap);
+      recording = std::make_unique<Recording>(options.path, options.cap, options.redact);
       for (const auto& [key, value] : options.meta) {
         recording->put(key, value);
       }

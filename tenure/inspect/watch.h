@@ -21,6 +21,7 @@ struct WatchOptions {
   std::string path;  // of the recording; empty: none
   uint64_t cap = uint64_t{256} << 20;
   std::vector<std::pair<std::string, std::string>> meta;
+  Redactor redact;
 };
 
 class Watch {

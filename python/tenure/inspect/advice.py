@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def for_cycle(cycle: Sequence[Element], collectable: bool) -> str:
     objects = [shown for kind, shown, *_ in cycle if kind == "object"]
     if any(isinstance(shown, torch.autograd.function.FunctionCtx) for shown in objects):
         return "use ctx.save_for_backward() for the output instead of an attribute of ctx"
-    if any(kind == "autograd" for kind, *_ in cycle):
+    if not collectable and any(isinstance(shown, types.FunctionType) for shown in objects):
         return "let the hook close over a detached tensor: it and the graph hold each other"
     if collectable:
         return "make one direction a weakref, or let Python's collector run (gc.collect())"

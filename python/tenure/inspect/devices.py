@@ -1,19 +1,81 @@
-"""Watching storages on CUDA devices, through the library that is loaded where they are used."""
+"""Watching storages on CUDA devices, through the library that is loaded where they are used.
+
+Where Tenure was built without CUDA's headers there is no such library. Then torch's own memory
+history says which blocks are allocated and by which line: no operator, no module, and of a block
+that comes and goes within a step nothing.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tenure import _C
 from tenure.inspect.options import say
+from tenure.inspect.source import is_library
 
-__all__ = ["watch_when_used"]
+__all__ = ["History", "history", "watch_when_used"]
 
 _LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "libtenure_cuda.so"
+_SHARE = 0.01  # of the time may go to reading history
 _asked = False
+
+
+class History:
+    """The blocks of torch's CUDA allocator, read at the ends of steps."""
+
+    def __init__(self) -> None:
+        """Begins to record, unless the program does."""
+        self.ours = not torch._C._cuda_isHistoryEnabled()
+        if self.ours:
+            torch.cuda.memory._record_memory_history("state", context="state", stacks="python")
+        self._known: dict[int, tuple[int, str]] = {}
+        self._spent = 0.0
+        self._began = time.monotonic()
+
+    def read(self) -> None:
+        """Tells the observer what came and went since last time, if it is worth the time."""
+        now = time.monotonic()
+        if self._spent > _SHARE * (now - self._began):
+            return
+        blocks = {
+            block["address"]: (device, block["requested_size"], _site(block["frames"]))
+            for device in range(torch.cuda.device_count())
+            for segment in torch.cuda.memory._snapshot(device)["segments"]
+            if segment["device"] == device
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated"
+        }
+        for address, (size, site) in list(self._known.items()):
+            if address not in blocks or blocks[address][1:] != (size, site):
+                _C.device_died(address, size)
+                del self._known[address]
+        for address, (device, size, site) in blocks.items():
+            if address not in self._known:
+                _C.device_born(address, size, device, site)
+                self._known[address] = (size, site)
+        self._spent += time.monotonic() - now
+
+    def stop(self) -> None:
+        """Ends what it began."""
+        if self.ours and torch._C._cuda_isHistoryEnabled():
+            torch.cuda.memory._record_memory_history(None)
+
+
+history: History | None = None
+
+
+def _site(frames: list[Mapping[str, Any]]) -> str:
+    """The innermost line of the user's."""
+    for frame in frames:
+        if frame["filename"].endswith(".py") and not is_library(frame["filename"]):
+            return f"{frame['filename']}:{frame['line']} {frame['name']}"
+    return ""
 
 
 def watch_when_used() -> None:
@@ -26,18 +88,21 @@ def watch_when_used() -> None:
 
 
 def _watch() -> None:
-    if not _LIBRARY.exists():
-        say(
-            "storages on CUDA devices are counted and not named: this build has no libtenure_cuda, "
-            "which needs CUDA's headers (cuda_runtime_api.h) to build"
-        )
-        return
-    library = ctypes.CDLL(str(_LIBRARY))
-    library.tenure_watch_cuda.restype = ctypes.c_char_p
-    why = library.tenure_watch_cuda()
-    if why is not None:
-        reason = why.decode(errors="replace").splitlines()[0]
-        say(f"storages on CUDA devices are counted and not named: {reason}")
+    why = _watch_allocator()
+    if why:
+        global history
+        history = History()
+        say(f"of storages on CUDA devices only the lines that made them are known: {why}")
         return
     _C.see_devices()
     _C.References([]).adopt()
+
+
+def _watch_allocator() -> str:
+    """Why the allocator cannot be watched, or an empty text if it is."""
+    if not _LIBRARY.exists():
+        return "this build has no libtenure_cuda, which needs cuda_runtime_api.h to build"
+    library = ctypes.CDLL(str(_LIBRARY))
+    library.tenure_watch_cuda.restype = ctypes.c_char_p
+    why = library.tenure_watch_cuda()
+    return why.decode(errors="replace").splitlines()[0] if why is not None else ""

@@ -30,6 +30,8 @@ class Explanation:
         paths: For each tensor or storage object on it, the shortest way from a root, in words.
         summary: What core says of it, in words.
         residue: References that neither Tenure nor Python nor autograd explains: C++ code has them.
+        frees: References that the storage would go with if one of them went, outermost first, and
+            the bytes that would go in all. Empty if it is held in several ways.
     """
 
     storage: StorageRef
@@ -41,6 +43,7 @@ class Explanation:
     paths: list[str]
     summary: str
     residue: int
+    frees: list[tuple[str, int]]
 
     @property
     def others(self) -> int:
@@ -53,6 +56,7 @@ class Explanation:
         if self.residue > 0:
             many = "reference" if self.residue == 1 else "references"
             lines.append(f"  {self.residue} more {many} from C++ code")
+        lines += [f"  would go with {what}: {size:,} bytes in all" for what, size in self.frees]
         return "\n".join(lines)
 
 
@@ -78,10 +82,11 @@ def explain(tensor: torch.Tensor) -> Explanation:
     known = _C.explain(tensor)
     references = _C.References(holders.own_objects())
     node = references.node_of(tensor)
-    paths, seen = [], 0
+    paths, seen, frees = [], 0, []
     if node is not None:
         held = references.referring_to(node)
         paths = [_way(references, holder) for holder in held[:_MOST]]
+        frees = _frees(references, node)
         seen = len(held)
         if seen > _MOST:
             paths.append(f"… and {seen - _MOST} more")
@@ -95,11 +100,26 @@ def explain(tensor: torch.Tensor) -> Explanation:
         paths,
         str(known),
         max(0, known.references - len(known.leases) - seen),
+        frees,
     )
 
 
+def _frees(references: _C.References, node: int) -> list[tuple[str, int]]:
+    """What the storage would go with: all that lies on every way to it."""
+    reached, path, *_ = references.retention(node)
+    if not reached:
+        return []
+    gone, alone = references.gone_with(node), references.goes_with_reference(node)
+    out: list[tuple[str, int]] = []
+    for hop in holders.retention_path(path):
+        at = hop.target
+        if hop.name and at < len(path) and alone[at] and gone[at] > 0:
+            out.append((hop.text, gone[at]))
+    return out
+
+
 def _way(references: _C.References, holder: int) -> str:
-    reached, path, cycle = references.retention(holder)
+    reached, path, cycle, _ = references.retention(holder)
     if not reached and cycle:
         words = holders.path_text(holders.retention_path([*cycle, cycle[0]]))
         return f"a cycle that no root holds: {words}"

@@ -39,6 +39,7 @@ class Hop:
         file: The source file in which that name is used.
         leak: Whether this is the reference that grows.
         elements: Which elements of the path it stands for.
+        target: The element that it refers to, which may be beyond the path's end.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Hop:
     file: str = ""
     leak: bool = False
     elements: list[int] = field(default_factory=list)
+    target: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """As it is written to recordings and verdicts."""
@@ -69,6 +71,7 @@ def retention_path(elements: Sequence[Element]) -> list[Hop]:
         used, hop = _hop(elements, at)
         if hop is not None:
             hop.elements = list(range(at, at + used))
+            hop.target = at + used
             hops.append(hop)
         elif hops:
             hops[-1].elements.extend(range(at, at + used))
@@ -81,6 +84,8 @@ def _hop(elements: Sequence[Element], at: int) -> tuple[int, Hop | None]:
     kind, shown, text, edge = elements[at]
     following = elements[at + 1] if at + 1 < len(elements) else None
     if kind == "frame":
+        if following is not None and _is_namespace(following[1]) and at + 2 < len(elements):
+            return 2, _global(following[1], _value(elements, at + 2))  # runpy's, or a notebook's
         file, _ = shown
         name = f"{edge} (local of {text})" if edge else f"a value in use by {text}"
         return 1, Hop("local", name, edge, file)
@@ -106,19 +111,24 @@ def _root(elements: Sequence[Element], at: int) -> tuple[int, Hop | None]:
         if isinstance(module, types.ModuleType) and at + 2 < len(elements):
             # sys.modules → module → its dict → the variable
             used = 3 if elements[at + 2][1] is vars(module) else 2
-            target = _value(elements, at + used)
-            variable = _key_of(vars(module), target)
-            where = _file_name(module) if name == "__main__" else name
-            file = getattr(module, "__file__", None) or ""
-            return used, Hop(
-                "global", f"{variable or '?'} (global of {where})", variable or "", file
-            )
+            return used, _global(vars(module), _value(elements, at + used), name)
         return 1, Hop("module", str(name))
     return 1, Hop("root", text)
 
 
-def _file_name(module: types.ModuleType) -> str:
-    return Path(getattr(module, "__file__", None) or "__main__").name
+def _is_namespace(owner: Any) -> bool:
+    """Whether a dict is where some code has its global variables: its keys are names."""
+    return type(owner) is dict and "__builtins__" in owner and "__name__" in owner
+
+
+def _global(namespace: dict[str, Any], target: Any, module: str | None = None) -> Hop:
+    variable = _key_of(namespace, target) or ""
+    file = namespace.get("__file__")
+    file = file if isinstance(file, str) else ""
+    where = module or namespace.get("__name__")
+    if where in {"__main__", None} or not isinstance(where, str):
+        where = Path(file).name or "__main__"
+    return Hop("global", f"{variable or '?'} (global of {where})", variable, file)
 
 
 def _graph(elements: Sequence[Element], at: int) -> tuple[int, Hop]:
@@ -185,6 +195,8 @@ def _out_of_object(elements: Sequence[Element], at: int) -> tuple[int, Hop | Non
     if elements[at + 1][0] != "object":
         what = "ctx" if isinstance(owner, torch.autograd.function.FunctionCtx) else None
         return 1, Hop("object", f"{_type_name(owner)} {what}" if what else _type_name(owner))
+    if _is_namespace(owner):
+        return 1, _global(owner, target)
     if isinstance(owner, dict):
         return 1, Hop("item", "[a key]" if _is_key(owner, target) else "[…]")
     if isinstance(owner, (list, tuple)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,12 @@ from typing import NoReturn
 from tenure.errors import InputError
 from tenure.inspect.options import Options, environment, make_folder
 
-__all__ = ["command_of", "exports", "prepared", "run"]
+__all__ = ["command_of", "exports", "new_key", "prepared", "run"]
+
+
+def new_key() -> str:
+    """A key for one run's redaction: with it, and only with it, a name's hash can be made."""
+    return secrets.token_hex(16)
 
 
 def prepared(options: Options) -> Options:
@@ -29,7 +35,8 @@ def prepared(options: Options) -> Options:
         verdict = str(Path(options.json).absolute())
         if not os.access(Path(verdict).parent, os.W_OK):
             raise InputError(f"cannot write {options.json}: give --json a file in a folder that is")
-    return replace(options, out=str(out), json=verdict)
+    local = str(Path(options.local).absolute()) if options.local else ""
+    return replace(options, out=str(out), json=verdict, local=local)
 
 
 def command_of(arguments: Sequence[str]) -> list[str]:

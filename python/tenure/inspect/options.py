@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -22,6 +21,7 @@ __all__ = [
     "Options",
     "environment",
     "make_folder",
+    "parse_bytes",
     "rank_of",
     "recording_name",
     "say",
@@ -30,6 +30,17 @@ __all__ = [
 VARIABLE = "TENURE"
 LEVELS = ("count", "trace", "deep")
 STARTUP = Path(__file__).parent / "startup"
+_UNITS = {
+    "": 1,
+    "k": 1e3,
+    "m": 1e6,
+    "g": 1e9,
+    "t": 1e12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,11 @@ class Options:
         level: ``count``, ``trace`` or ``deep``.
         cap: Bytes that a recording may grow to before its oldest detail is thinned.
         quiet: Whether nothing is said on stderr.
+        cost: Share of the time, in percent, above which the watching steps down to ``count``.
+        memory: Bytes that the watching itself may take before it does so.
+        redact: Key under which names in files are hashed; empty: they are not.
+        local: Folder of this node in which recordings are written until the process ends; empty:
+            none, unless `out` is on a network file system.
     """
 
     out: str = ""
@@ -49,6 +65,10 @@ class Options:
     level: str = "trace"
     cap: int = 256 << 20
     quiet: bool = False
+    cost: float = 20.0
+    memory: int = 512 << 20
+    redact: str = ""
+    local: str = ""
 
     def text(self) -> str:
         """As the value of ``TENURE``: ``level=trace&out=/data/run.tenure``."""
@@ -69,13 +89,31 @@ class Options:
             raise ValueError(f"{VARIABLE} has an unknown setting '{sorted(unknown)[0]}'")
         if given.get("level", "trace") not in LEVELS:
             raise ValueError(f"{VARIABLE} has an unknown level: use {', '.join(LEVELS)}")
-        return cls(
-            out=given.get("out", ""),
-            json=given.get("json", ""),
-            level=given.get("level", "trace"),
-            cap=int(given.get("cap", cls.cap)),
-            quiet=given.get("quiet", "0") == "1",
-        )
+        try:
+            return cls(
+                out=given.get("out", ""),
+                json=given.get("json", ""),
+                level=given.get("level", "trace"),
+                cap=int(given.get("cap", cls.cap)),
+                quiet=given.get("quiet", "0") == "1",
+                cost=float(given.get("cost", cls.cost)),
+                memory=int(given.get("memory", cls.memory)),
+                redact=given.get("redact", ""),
+                local=given.get("local", ""),
+            )
+        except ValueError:
+            raise ValueError(f"{VARIABLE} has a setting that should be a number") from None
+
+
+def parse_bytes(text: str) -> int:
+    """``12GiB``, ``500 MB`` or plain bytes."""
+    cleaned = text.strip().lower().removesuffix("b").strip()
+    number = cleaned.rstrip("kmgti ")
+    unit = cleaned[len(number) :].strip()
+    try:
+        return int(float(number) * _UNITS[unit])
+    except (KeyError, ValueError):
+        raise InputError(f"'{text}' is no number of bytes: write 12GiB, 500MB or 1048576") from None
 
 
 def make_folder(folder: Path) -> None:
@@ -103,9 +141,9 @@ def rank_of(given: Mapping[str, str] = os.environ) -> int:
     return 0
 
 
-def recording_name(given: Mapping[str, str] = os.environ) -> str:
+def recording_name(host: str, given: Mapping[str, str] = os.environ) -> str:
     """``{host}-{rank}-{pid}-{attempt}.sqlite``."""
-    host = socket.gethostname().replace("/", "_") or "host"
+    host = host.replace("/", "_") or "host"
     attempt = given.get("TORCHELASTIC_RESTART_COUNT", "0")
     return f"{host}-{rank_of(given)}-{os.getpid()}-{attempt}.sqlite"
 

@@ -13,9 +13,9 @@ import torch  # noqa: F401  the extension needs its libraries loaded
 
 from tenure import _C
 from tenure.errors import InputError
-from tenure.inspect import verdicts
+from tenure.inspect import local, verdicts
 
-__all__ = ["SCHEMA", "document_of", "files_in", "judge", "opened"]
+__all__ = ["SCHEMA", "document_of", "files_in", "has_ended", "judge", "opened"]
 
 SCHEMA = 1
 
@@ -25,7 +25,7 @@ def files_in(paths: Iterable[str | Path]) -> list[Path]:
     out: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            found = sorted(path.glob("*.sqlite"))
+            found = [*sorted(path.glob("*.sqlite")), *local.left_behind(path)]
             if not found:
                 raise InputError(f"{path} has no recordings: give a folder that `tenure run` made")
             out += found
@@ -112,8 +112,16 @@ def document_of(path: Path) -> verdicts.Document:
         "left": int(meta["left"]) if meta.get("left") else None,
         "last": rows[-1]["step"] if rows else 0,
         "ended": meta.get("ended", ""),
+        "coordinates": json.loads(meta.get("coordinates", "{}")),
+        "cycles": json.loads(meta.get("cycles", "[]")),
     }
     return verdicts.document(judged, origins, holdings, process)
+
+
+def has_ended(path: Path) -> bool:
+    """Whether the process that wrote a recording is done with it."""
+    with opened(path) as connection:
+        return connection.execute("SELECT 1 FROM meta WHERE key='ended'").fetchone() is not None
 
 
 def judge(paths: Iterable[str | Path]) -> verdicts.Document:

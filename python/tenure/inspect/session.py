@@ -20,16 +20,18 @@ from tenure import _C
 from tenure._build import VERSION
 from tenure.clock import follow_optimizers
 from tenure.errors import InputError, TenureError
-from tenure.inspect import devices, recordings, verdicts
+from tenure.inspect import devices, local, recordings, verdicts
+from tenure.inspect.coordinates import found_coordinates
 from tenure.inspect.modules import name_modules
-from tenure.inspect.options import VARIABLE, Options, make_folder, rank_of, recording_name, say
+from tenure.inspect.options import VARIABLE, Options, rank_of, recording_name, say
+from tenure.inspect.redact import redactor, without_names
 from tenure.inspect.source import library_folders
 from tenure.inspect.suspects import look
 
 __all__ = ["Session", "watch", "watch_from_environment"]
 
-_MOST_COST = 0.2  # of the wall time; above it less is watched
 _MIND_COST_AFTER = 60.0  # seconds
+_MOST_CYCLES = 16  # kinds that are written down
 _INTERVAL = 0.01  # seconds, at first; later a hundredth of the time so far
 _OTHERS = 3.0  # seconds that rank 0 waits for the others at the end
 
@@ -49,12 +51,15 @@ class Session:
         """
         _install_frames()
         self._options = options
+        self._redact = redactor(options.redact)
+        self._host = socket.gethostname()
         self._pid = os.getpid()
         self._began = time.monotonic()
-        self.recording = _recording_path(options)
+        self.recording = self._recording_path()
         self._watch = self._start(options)
         self._stopped = False
         self._holdings: dict[int, dict[str, Any]] = {}
+        self._cycles: list[dict[str, Any]] = []
         self._looked_at: dict[int, int] = {}  # origin: bytes when it was last looked at
         self._suspected_at = 0
         self._told = ""
@@ -82,16 +87,25 @@ class Session:
 
     def _start(self, options: Options) -> _C.Watch:
         """With a recording, or without if the disk is full."""
-        about = _about(options)
+        about = _about(options, self._redact(self._host) if options.redact else self._host)
         if self.recording is not None:
             try:
-                return _C.Watch(options.level, str(self.recording), options.cap, about)
+                path = str(self.recording)
+                return _C.Watch(options.level, path, options.cap, about, self._redact)
             except InputError:
                 raise
             except TenureError as error:
                 say(f"nothing is recorded: {error}")
                 self.recording = None
-        return _C.Watch(options.level, "", options.cap, about)
+        return _C.Watch(options.level, "", options.cap, about, self._redact)
+
+    def _recording_path(self) -> Path | None:
+        if not self._options.out or not _C.can_record():
+            return None
+        path = local.recording_path(self._options, recording_name(self._redact(self._host)))
+        if path.parent != Path(self._options.out) and rank_of() == 0 and not self._options.quiet:
+            say(f"recording to {path.parent} on this node, copied to --out at the end")
+        return path
 
     def verdict(self) -> verdicts.Document:
         """The verdict so far, as in the JSON file."""
@@ -101,13 +115,15 @@ class Session:
         origins = {s["origin"]: _origin(s["origin"]) for s in judged["suspects"]}
         process = {
             "rank": rank_of(),
-            "host": socket.gethostname(),
+            "host": self._host,
             "pid": self._pid,
             "file": self.recording.name if self.recording else "",
             "unit": self._unit,
             "cost": self._watch.cost(),
             "left": _bytes_left(),
             "last": self._last_step,
+            "coordinates": found_coordinates(),
+            "cycles": self._cycles,
         }
         return verdicts.document(judged, origins, self._holdings, process)
 
@@ -122,49 +138,52 @@ class Session:
         delattr(torch.UntypedStorage, "__init__")
         self._optimizers.remove()
         self._steps.end()
+        if devices.history is not None:
+            devices.history.stop()
         with contextlib.suppress(TenureError):
             name_modules()
         verdict = self.verdict()
+        self._watch.put("coordinates", _json_text(verdict["ranks"][0]["coordinates"]))
         self._watch.put("cost", f"{self._watch.cost():.5f}")
         self._watch.put("ended", "yes")
         broken = self._watch.broken()
         if broken:
             say(f"nothing is recorded any more: {broken}")
         del self._watch  # the recording is complete
+        if self.recording is not None and not broken:
+            self.recording = local.send(self.recording, self._options)
         self._conclude(verdict)
 
     def _conclude(self, verdict: verdicts.Document) -> None:
         """The first screen and the JSON file, of all ranks where this is the one to speak."""
         ranks = int(os.environ.get("WORLD_SIZE", "1") or 1)
+        written = self._for_files(verdict)
         if self.recording is not None and ranks > 1:
             if rank_of() != 0 and not self._options.json:
                 return
-            verdict = self._merged(verdict, ranks)
+            verdict = written = self._merged(written, ranks)
         if self._options.json:
-            _write_json(Path(self._options.json), verdict)
+            _write_json(Path(self._options.json), written)
         if self._options.quiet or rank_of() != 0 or verdict["steps"] == 0:
             return
         say(verdicts.first_screen(verdict))
         if self.recording is not None and verdict["verdict"] in {"leak", "growth"}:
-            folder = verdicts.shown_path(self.recording.parent)
+            folder = verdicts.shown_path(self._options.out)
             say(f"recorded in {folder}: `tenure why {folder}` says more")
 
     def _merged(self, mine: verdicts.Document, ranks: int) -> verdicts.Document:
         """The verdict of all ranks on this host, once they have ended or after a while."""
-        assert self.recording is not None
         until = time.monotonic() + (_OTHERS if rank_of() == 0 else 0)
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks) or ranks)
-        while True:
-            try:
-                found = [
-                    recordings.document_of(f) for f in recordings.files_in([self.recording.parent])
-                ]
-            except TenureError:
-                found = [mine]
-            ended = [d for d in found if d["ranks"][0].get("ended")]
-            if len(ended) >= local or time.monotonic() > until:
-                return verdicts.merged(found)
-            time.sleep(0.1)
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", ranks) or ranks)
+        try:
+            while time.monotonic() < until:
+                files = recordings.files_in([self._options.out])
+                if sum(map(recordings.has_ended, files)) >= local_ranks:
+                    break
+                time.sleep(0.1)
+            return recordings.judge([self._options.out])
+        except TenureError:
+            return mine
 
     def _step_ended(self, step: int) -> None:
         """Called by the clock on the thread that announced the step, after the row was taken."""
@@ -172,6 +191,8 @@ class Session:
             self._unit = "step"
             self._watch.put("unit", "step")
         self._last_step = step
+        if devices.history is not None:
+            devices.history.read()
         if self._watch.due():
             self._judge()
 
@@ -208,6 +229,7 @@ class Session:
             self._watch.put("cost", f"{self._watch.cost():.5f}")
             left = _bytes_left()
             self._watch.put("left", str(left) if left is not None else "")
+            self._watch.put("coordinates", _json_text(found_coordinates()))
         except TenureError as error:
             self._watch.note("error", str(error))
         finally:
@@ -219,7 +241,9 @@ class Session:
         wanted = [s for s in suspects[:8] if s["bytes"] >= 2 * self._looked_at.get(s["origin"], 0)]
         if not wanted:
             return
-        found = look([s["origin"] for s in wanted], self._last_step)
+        found, cycles = look([s["origin"] for s in wanted], self._last_step)
+        self._cycles = [cycle.as_json() for cycle in cycles[:_MOST_CYCLES]]
+        self._watch.put("cycles", _json_text(self._for_files(self._cycles)))
         for suspect in wanted:
             origin = suspect["origin"]
             self._looked_at[origin] = max(1, suspect["bytes"])
@@ -232,8 +256,12 @@ class Session:
                 suspect["per_step"],
                 suspect["bytes"],
                 suspect["count"],
-                json.dumps(self._holdings[origin], ensure_ascii=False),
+                _json_text(self._for_files(self._holdings[origin])),
             )
+
+    def _for_files(self, told: Any) -> Any:
+        """What files may say, which is less than the terminal if names are to be hashed there."""
+        return without_names(told, self._redact) if self._options.redact else told
 
     def _tell(self, judged: dict[str, Any]) -> None:
         """Speaks up once growth has lasted for twice the steps after which it was suspected."""
@@ -252,12 +280,19 @@ class Session:
         say(verdicts.first_screen(self._document(judged)))
 
     def _mind_cost(self) -> None:
-        seconds = time.monotonic() - self._began
-        cost = self._watch.cost()
-        if seconds < _MIND_COST_AFTER or cost <= _MOST_COST or _C.observed_level() == "count":
+        """Steps down to counting if watching takes more time or memory than it may."""
+        if _C.observed_level() == "count":
+            return
+        cost, memory = 100 * self._watch.cost(), _C.observer_bytes()
+        lasts = time.monotonic() - self._began > _MIND_COST_AFTER
+        if memory > self._options.memory:
+            took = f"took {memory / 1e6:,.0f} MB"
+        elif lasts and cost > self._options.cost:
+            took = f"cost {cost:.0f} % of the time"
+        else:
             return
         _C.step_down("count")
-        text = f"watching cost {100 * cost:.0f} % of the time: from now on bytes are counted only"
+        text = f"watching {took}, more than it may: from now on bytes are only counted"
         self._watch.note("stepped down", text)
         say(text)
 
@@ -330,20 +365,12 @@ def _install_frames() -> None:
     )
 
 
-def _recording_path(options: Options) -> Path | None:
-    if not options.out or not _C.can_record():
-        return None
-    folder = Path(options.out)
-    make_folder(folder)
-    return folder / recording_name()
-
-
-def _about(options: Options) -> list[tuple[str, str]]:
+def _about(options: Options, host: str) -> list[tuple[str, str]]:
     """What a recording says of its process. No argument, path or variable that may be secret."""
     allowed = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "SLURM_JOB_ID")
     return [
         ("rank", str(rank_of())),
-        ("host", socket.gethostname()),
+        ("host", host),
         ("pid", str(os.getpid())),
         ("began", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())),
         ("level", options.level),
@@ -367,6 +394,10 @@ def _bytes_left() -> int | None:
     if process.cgroup is not None:
         left.append(process.cgroup.headroom)
     return min((value for value in left if value is not None), default=None)
+
+
+def _json_text(told: Any) -> str:
+    return json.dumps(told, ensure_ascii=False)
 
 
 def _write_json(path: Path, verdict: verdicts.Document) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch  # noqa: F401  the extension needs its libraries loaded
 
 from tenure import _C
-from tenure.inspect import advice, holders
+from tenure.inspect import advice, census, holders
 
 __all__ = ["Holding", "look"]
 
@@ -29,6 +29,7 @@ class Holding:
         collectable: Of a cycle: whether Python's collector could free it.
         advice: What to do, where the pattern is known.
         residue: References to the storages that nobody found.
+        frees: Bytes that would go with what is marked as growing; 0 if others hold them too.
         storages: Ids of some of them, as in the recording.
     """
 
@@ -37,6 +38,7 @@ class Holding:
     collectable: bool = False
     advice: str = ""
     residue: int = 0
+    frees: int = 0
     storages: list[int] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -44,8 +46,8 @@ class Holding:
         return dict(self.__dict__)
 
 
-def look(origins: Sequence[int], now: int) -> dict[int, Holding]:
-    """Finds what holds the storages of these origins.
+def look(origins: Sequence[int], now: int) -> tuple[dict[int, Holding], list[census.Cycle]]:
+    """Finds what holds the storages of these origins, and all cycles that nothing holds.
 
     Must run where no other thread changes the autograd graph: on the training thread between steps.
 
@@ -62,7 +64,7 @@ def look(origins: Sequence[int], now: int) -> dict[int, Holding]:
         found = [(row, nodes[row[0]]) for row in lasting if row[0] in nodes]
         if found:
             out[origin] = _holding(references, found)
-    return out
+    return out, census.cycles_in(references)
 
 
 def _holding(references: _C.References, found: list[tuple[Any, int]]) -> Holding:
@@ -78,31 +80,38 @@ def _holding(references: _C.References, found: list[tuple[Any, int]]) -> Holding
         seen, actual = references.counts(node)
         holding.residue = max(holding.residue, actual - seen)
     for _, node in sorted(ways.values(), reverse=True)[:_MOST_PATHS]:
-        hops, cycle, collectable, hint = _path(references, node, group, steps)
-        holding.paths.append([hop.as_json() for hop in hops])
+        way = _path(references, node, group, steps)
+        holding.paths.append([hop.as_json() for hop in way.hops])
         if len(holding.paths) == 1:
-            holding.cycle, holding.collectable, holding.advice = cycle, collectable, hint
+            holding.cycle, holding.collectable, holding.advice = way.cycle, way.free, way.advice
+            holding.frees = way.frees
     return holding
 
 
 def _signature(references: _C.References, node: int) -> str:
-    _, path, cycle = references.retention(node)
+    _, path, cycle, _ = references.retention(node)
     text = " ".join(hop.text for hop in holders.retention_path([*cycle, *path]))
     return re.sub(r"\d+", "", text)
 
 
-def _path(
-    references: _C.References, node: int, group: list[int], steps: list[int]
-) -> tuple[list[holders.Hop], bool, bool, str]:
-    reached, path, cycle = references.retention(node)
+@dataclass
+class _Way:
+    hops: list[holders.Hop]
+    advice: str
+    cycle: bool = False
+    free: bool = False
+    frees: int = 0
+
+
+def _path(references: _C.References, node: int, group: list[int], steps: list[int]) -> _Way:
+    reached, path, cycle, free = references.retention(node)
     if not reached and cycle:
         # The path begins in the cycle; the cycle closes with its own first element.
         hops = holders.retention_path([*cycle, cycle[0]])
         for hop in hops:
             hop.leak = True
         out = holders.retention_path(path)
-        collectable = all(kind in {"object", "tensor"} for kind, *_ in cycle)
-        return [*hops, *out[1:]], True, collectable, advice.for_cycle(cycle, collectable)
+        return _Way([*hops, *out[1:]], advice.for_cycle(cycle, free), cycle=True, free=free)
     hops = holders.retention_path(path)
     mark = _growing(references.labels_behind(node, group, steps))
     for hop in hops:
@@ -110,7 +119,8 @@ def _path(
     if hops and not any(hop.leak for hop in hops):
         hops[-1].leak = True
     holders.add_lines(hops)
-    return hops, False, False, advice.for_path(hops, path)
+    frees = references.gone_with(node)[mark] if path else 0
+    return _Way(hops, advice.for_path(hops, path), frees=frees)
 
 
 def _growing(steps: list[int]) -> int:

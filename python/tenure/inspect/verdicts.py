@@ -51,6 +51,7 @@ def document(
                 "site": origin.get("forward_site") or origin.get("site", ""),
                 "holders": held.get("paths", []),
                 "cycle": held.get("cycle", False),
+                "frees": held.get("frees", 0),
                 "advice": held.get("advice", ""),
             }
         )
@@ -133,11 +134,8 @@ def first_screen(verdict: Document, *, limit_bytes: float | None = None) -> str:
     ]
     if kind == "growth":
         lines.append(rank["why"])
-    seen: dict[str, list[Document]] = {}
-    for suspect in verdict["suspects"]:
-        seen.setdefault(_holder_of(suspect), []).append(suspect)
-    for group in list(seen.values())[:3]:
-        lines += _suspect_lines(group)
+    for group in _groups(verdict["suspects"])[:3]:
+        lines += _suspect_lines(group, verdict["ranks"])
     if kind == "leak" and not verdict["suspects"]:
         lines.append("who holds them was not recorded: run again with --level trace")
     return "\n".join([*lines, _ranks_line(verdict)])
@@ -184,21 +182,37 @@ def _split_line(rank: Document) -> str:
     return f"OS {_mb(rank['os'])}" + (f" = {shown}" if shown else "") + peak
 
 
-def _suspect_lines(group: list[Document]) -> list[str]:
+def _groups(suspects: Sequence[Document]) -> list[list[Document]]:
+    """Those that the same thing holds, on whichever rank, are one line."""
+    seen: dict[str, list[Document]] = {}
+    for suspect in suspects:
+        seen.setdefault(_holder_of(suspect), []).append(suspect)
+    return list(seen.values())
+
+
+def _suspect_lines(group: list[Document], ranks: Sequence[Document]) -> list[str]:
     first = group[0]
-    count = sum(s["count"] for s in group)
+    mine = [suspect for suspect in group if suspect["rank"] == first["rank"]]
+    count = sum(s["count"] for s in mine)
     made = f"{first['op'] or 'storages'}" + (f" in {first['module']}" if first["module"] else "")
-    more = f" and {len(group) - 1} more places" if len(group) > 1 else ""
-    growth = _mb(sum(s["bytes_per_step"] for s in group))
+    more = f" and {len(mine) - 1} more places" if len(mine) > 1 else ""
+    growth = _mb(sum(s["bytes_per_step"] for s in mine))
     where = f"{site_text(first['site'])}{more}"
-    lines = [f"{count:,} storages, {growth} each time, made by {made} at {where}"]
+    held_on = {suspect["rank"] for suspect in group}
+    on = (
+        f" on {_where([r for r in ranks if r['rank'] in held_on], ranks)}" if len(ranks) > 1 else ""
+    )
+    lines = [f"{count:,} storages, {growth} each time, made by {made} at {where}{on}"]
     if not first["holders"]:
         lines.append("  held by nothing that Python or autograd knows: C++ code holds them")
     else:
         what = "  held in a cycle: " if first["cycle"] else "  held by "
         lines.append(what + _path_line(first["holders"][0]))
-    if first["advice"]:
-        lines.append(f"  {first['advice']}")
+    advice = [first["advice"]] if first["advice"] else []
+    if first.get("frees"):
+        advice.append(f"{_mb(first['frees'])[1:]} would go with it")
+    if advice:
+        lines.append(f"  {' · '.join(advice)}")
     return lines
 
 
@@ -222,10 +236,38 @@ def _ranks_line(verdict: Document) -> str:
     told = f"watching cost {100 * cost:.1f} %"
     if len(ranks) == 1:
         return told
-    same = sorted({r["rank"] for r in ranks if r["verdict"] == verdict["verdict"]})
+    same = [r for r in ranks if r["verdict"] == verdict["verdict"]]
     others = {r["verdict"] for r in ranks} - {verdict["verdict"]}
     rest = f"; others {', '.join(sorted(others))}" if others else ""
-    return f"on ranks {_spans(same)} of {len(ranks)}{rest} · {told}"
+    return f"on {_where(same, ranks)} of {len(ranks)}{rest} · {told}"
+
+
+def _where(some: Sequence[Document], ranks: Sequence[Document]) -> str:
+    """``ranks 0-3, all stage 0 on host a``: which ones, and what only they have in common."""
+    numbers = sorted({rank["rank"] for rank in some})
+    names = "rank" if len(numbers) == 1 else "ranks"
+    out = f"{names} {_spans(numbers)}"
+    common = _common(some)
+    rest = [rank for rank in ranks if rank["rank"] not in numbers]
+    telling = [
+        f"{name} {value}"
+        for name, value in common.items()
+        if any(_place_of(rank).get(name) != value for rank in rest)
+    ]
+    return out + (f", {'all ' if len(numbers) > 1 else ''}{', '.join(telling)}" if telling else "")
+
+
+def _place_of(rank: Document) -> dict[str, Any]:
+    return {**rank.get("coordinates", {}), "host": rank.get("host", "")}
+
+
+def _common(ranks: Sequence[Document]) -> dict[str, Any]:
+    places = [_place_of(rank) for rank in ranks]
+    return {
+        name: value
+        for name, value in (places[0] if places else {}).items()
+        if all(place.get(name) == value for place in places)
+    }
 
 
 def _spans(numbers: Sequence[int]) -> str:

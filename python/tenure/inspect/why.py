@@ -11,31 +11,9 @@ from typing import Any
 from tenure.errors import InputError
 from tenure.inspect import recordings, verdicts
 
-__all__ = ["CODES", "parse_bytes", "why_all", "why_one"]
+__all__ = ["CODES", "why_all", "why_one"]
 
 CODES = {"flat": 0, "leak": 1, "growth": 1, "too-short": 3}
-_UNITS = {
-    "": 1,
-    "k": 1e3,
-    "m": 1e6,
-    "g": 1e9,
-    "t": 1e12,
-    "ki": 2**10,
-    "mi": 2**20,
-    "gi": 2**30,
-    "ti": 2**40,
-}
-
-
-def parse_bytes(text: str) -> int:
-    """``12GiB``, ``500 MB`` or plain bytes."""
-    cleaned = text.strip().lower().removesuffix("b").strip()
-    number = cleaned.rstrip("kmgti ")
-    unit = cleaned[len(number) :].strip()
-    try:
-        return int(float(number) * _UNITS[unit])
-    except (KeyError, ValueError):
-        raise InputError(f"'{text}' is no number of bytes: write 12GiB, 500MB or 1048576") from None
 
 
 def why_all(paths: Sequence[str | Path], most: int = 5) -> str:
@@ -44,6 +22,8 @@ def why_all(paths: Sequence[str | Path], most: int = 5) -> str:
     out = [verdicts.first_screen(verdict)]
     for number, suspect in enumerate(verdict["suspects"][:most], 1):
         out += ["", *_suspect(number, suspect)]
+    for rank in verdict["ranks"]:
+        out += _cycles(rank)
     left = len(verdict["suspects"]) - most
     if left > 0:
         out.append(f"\n… and {left} more; --json has them all")
@@ -70,8 +50,22 @@ def _suspect(number: int, suspect: dict[str, Any]) -> list[str]:
         ]
     if suspect["advice"]:
         lines.append(f"   {suspect['advice']}")
+    if suspect.get("frees"):
+        lines.append(f"   {suspect['frees'] / 1e6:,.1f} MB would go with what grows")
     if suspect["storages"]:
         lines.append(f"   storages {', '.join(map(str, suspect['storages'][-5:]))}")
+    return lines
+
+
+def _cycles(rank: dict[str, Any]) -> list[str]:
+    cycles = rank.get("cycles", [])
+    if not cycles:
+        return []
+    lines = ["", f"Cycles that nothing holds, on rank {rank['rank']}:"]
+    for cycle in cycles:
+        size = f"{cycle['bytes'] / 1e6:,.1f} MB in {cycle['count']:,}"
+        free = "Python's collector frees them" if cycle["collectable"] else "nothing frees them"
+        lines.append(f"   {size}, {free}: {cycle['text']}")
     return lines
 
 

@@ -250,5 +250,68 @@ TEST(Graph, ALongLooseChainNeedsNoDeepStack) {
   EXPECT_EQ(graph.retention(kMany / 2).cycle.size(), kMany);
 }
 
+// r holds the list l with a and b; b is held by f too. x and y hold each other and keep s.
+Builder held_and_cyclic() {
+  Builder built({{'r', NodeKind::root}, {'f', NodeKind::frame}, {'s', NodeKind::storage}},
+                {{'r', {'l'}},
+                 {'f', {'b'}},
+                 {'l', {'a', 'b'}},
+                 {'x', {'y'}},
+                 {'y', {'x', 's'}},
+                 {'u', {'t'}}});
+  built.add('r').add('f').expand().begin_loose().add('x').add('u').expand();
+  return built;
+}
+
+TEST(Graph, DominatorsAreOfWhatARootReaches) {
+  const auto built = held_and_cyclic();
+  const auto& found = built.graph.dominators();
+  EXPECT_EQ(found.size(), 5U);
+  EXPECT_EQ(found[built['a']], built['l']);
+  EXPECT_EQ(found[built['l']], built['r']);
+  EXPECT_EQ(found[built['b']], Graph::kNone);
+}
+
+TEST(Graph, CyclesWithWhatTheyKeep) {
+  const auto built = held_and_cyclic();
+  std::vector<uint64_t> weights(built.graph.size(), 0);
+  EXPECT_TRUE(built.graph.cycles(weights, 8).empty());
+  weights[built['s']] = 100;
+  weights[built['t']] = 1000;  // loose, and in no cycle
+  const auto found = built.graph.cycles(weights, 8);
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0].weight, 100U);
+  EXPECT_EQ(found[0].nodes.size(), 2U);
+  EXPECT_TRUE(built.graph.cycles(weights, 0).empty());
+}
+
+TEST(Graph, TheNearestOfTwoCyclesKeepsIt) {
+  Builder built({{'s', NodeKind::storage}, {'t', NodeKind::storage}},
+                {{'a', {'b'}}, {'b', {'a', 'c', 't'}}, {'c', {'d'}}, {'d', {'c', 's'}}});
+  built.begin_loose().add('a').expand();
+  std::vector<uint64_t> weights(built.graph.size(), 0);
+  weights[built['s']] = 10;
+  weights[built['t']] = 7;
+  const auto found = built.graph.cycles(weights, 8);
+  ASSERT_EQ(found.size(), 2U);
+  EXPECT_EQ(found[0].weight, 10U);
+  EXPECT_EQ(found[1].weight, 7U);
+}
+
+TEST(Graph, BeginningsAreVariables) {
+  Builder built({{'f', NodeKind::frame}, {'r', NodeKind::root}}, {{'f', {'v'}},
+                                                                  {'v', {'w'}},
+                                                                  {'w', {'x'}},
+                                                                  {'r', {'m'}},
+                                                                  {'m', {'d'}},
+                                                                  {'d', {'g'}},
+                                                                  {'g', {'h'}}});
+  built.add('f').add('r').expand();
+  const auto found = built.graph.beginnings();
+  EXPECT_EQ(found[built['x']], built['v']);
+  EXPECT_EQ(found[built['v']], built['v']);
+  EXPECT_EQ(found[built['h']], built['g']);
+}
+
 }  // namespace
 }  // namespace tenure::inspect

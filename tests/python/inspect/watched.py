@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 ROOT = Path(__file__).resolve().parents[3]
 ZOO = ROOT / "zoo"
@@ -70,6 +71,55 @@ class Batch:
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+
+
+class Nursery:
+    """Programs as processes of their own that share the import of torch: see nursery.py."""
+
+    def __init__(self, folder: Path, most: int | None = None) -> None:
+        self._folder = folder
+        self._jobs: list[dict[str, Any]] = []
+        self._runs: list[Run] = []
+        self._most = most or os.cpu_count() or 1
+
+    def add(self, program: Path, *arguments: str, **options: str) -> int:
+        """One more program; returns its number. `options` are of the variable TENURE."""
+        number = len(self._jobs)
+        cwd = self._folder / f"{number}-{program.stem}"
+        cwd.mkdir()
+        chosen = {
+            "level": "trace",
+            "out": str(cwd / "run.tenure"),
+            "json": str(cwd / "verdict.json"),
+            **options,
+        }
+        env = {"TENURE": urlencode(chosen)}
+        files = {"out": str(cwd / "out"), "err": str(cwd / "err")}
+        job = {"program": str(program), "arguments": arguments, "cwd": str(cwd), "env": env}
+        self._jobs.append({**job, **files})
+        return number
+
+    def run(self, timeout: float = 600.0) -> list[Run]:
+        """Runs all of them, and returns them in order."""
+        ended = subprocess.run(
+            [sys.executable, Path(__file__).with_name("nursery.py"), str(self._most)],
+            input="".join(json.dumps(job) + "\n" for job in self._jobs),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert ended.returncode == 0, ended.stderr
+        codes = {end["at"]: end["code"] for end in map(json.loads, ended.stdout.splitlines())}
+        return [self._run(number, codes[number]) for number in range(len(self._jobs))]
+
+    def _run(self, number: int, code: int) -> Run:
+        job = self._jobs[number]
+        folder = Path(job["cwd"])
+        verdict = folder / "verdict.json"
+        found = json.loads(verdict.read_text()) if verdict.exists() else {}
+        out, err = Path(job["out"]).read_text(), Path(job["err"]).read_text()
+        return Run(code, out, err, folder / "run.tenure", found)
 
 
 @dataclass
