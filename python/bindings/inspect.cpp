@@ -89,6 +89,7 @@ void each_figure(Row& row, const Visit& visit) {
   visit("born_bytes", row.born_bytes);
   visit("deaths", row.deaths);
   visit("rss", row.rss);
+  visit("files", row.files);
   visit("pss", row.pss);
   visit("shared", row.shared);
   visit("cgroup", row.cgroup);
@@ -157,6 +158,11 @@ py::dict verdict_dict(const Verdict& verdict) {
     suspects.append(suspect_dict(suspect));
   }
   out["suspects"] = suspects;
+  py::list doubtful;
+  for (const auto origin : verdict.doubtful) {
+    doubtful.append(static_cast<uint32_t>(origin));
+  }
+  out["doubtful"] = doubtful;
   out["why"] = verdict.why;
   return out;
 }
@@ -164,7 +170,8 @@ py::dict verdict_dict(const Verdict& verdict) {
 using CutRow = std::tuple<uint64_t, int64_t, int64_t, int64_t>;  // step, bytes, count, birth steps
 
 py::dict judge_recorded(const std::vector<py::dict>& given,
-                        const std::map<uint32_t, std::vector<CutRow>>& cut_rows, bool steps) {
+                        const std::map<uint32_t, std::vector<CutRow>>& cut_rows, bool steps,
+                        const std::vector<uint32_t>& given_accused) {
   std::vector<StepRow> rows;
   rows.reserve(given.size());
   for (const auto& row : given) {
@@ -176,14 +183,19 @@ py::dict judge_recorded(const std::vector<py::dict>& given,
       cuts[OriginId{origin}].push_back({step, OriginId{origin}, bytes, count, birth_steps});
     }
   }
-  return verdict_dict(judge(rows, cuts, steps ? Unit::step : Unit::interval));
+  std::set<OriginId> accused;
+  for (const auto origin : given_accused) {
+    accused.insert(OriginId{origin});
+  }
+  return verdict_dict(judge(rows, cuts, steps ? Unit::step : Unit::interval, accused));
 }
 
 py::dict judge_live(const Watch& watch) {
   Verdict verdict;
   {
     const py::gil_scoped_release nogil;
-    verdict = judge(watch.rows(), watch.cuts(), watch.ticking() ? Unit::step : Unit::interval);
+    verdict = judge(watch.rows(), watch.cuts(), watch.ticking() ? Unit::step : Unit::interval,
+                    watch.accused());
   }
   return verdict_dict(verdict);
 }
@@ -223,7 +235,8 @@ void bind_inspect(py::module_& m) {
       py::arg("torch"), py::arg("library"), py::arg("module_call"));
   m.def("can_record", &can_record);
   m.def("origin", &origin_dict, py::arg("id"));
-  m.def("judge", &judge_recorded, py::arg("rows"), py::arg("cuts"), py::arg("steps"));
+  m.def("judge", &judge_recorded, py::arg("rows"), py::arg("cuts"), py::arg("steps"),
+        py::arg("accused"));
   m.def("alive_of", &alive_of, py::arg("origins"));
   m.def("alive_storages", &alive_storages, py::call_guard<py::gil_scoped_release>());
   m.def("observer_bytes", [] { return observer().births().footprint(); });
@@ -253,6 +266,13 @@ void bind_inspect(py::module_& m) {
       [](const py::object& storage) {
         auto* impl = py::cast<c10::Storage>(storage).unsafeGetStorageImpl();
         return observer().welcome(*impl);
+      },
+      py::arg("storage"));
+  // Of one whose memory is not the allocator's: shared with another process, say.
+  m.def(
+      "welcome_foreign",
+      [](const py::object& storage) {
+        observer().welcome_foreign(*py::cast<c10::Storage>(storage).unsafeGetStorageImpl());
       },
       py::arg("storage"));
   m.def("unnamed_modules", [] {
@@ -314,6 +334,9 @@ void bind_inspect(py::module_& m) {
           },
           py::arg("step"), py::arg("origin"), py::arg("bytes_per_step"), py::arg("bytes"),
           py::arg("count"), py::arg("path"))
+      .def(
+          "accuse", [](Watch& self, uint32_t origin) { self.accuse(OriginId{origin}); },
+          py::arg("origin"))
       .def("note", &Watch::note, py::arg("kind"), py::arg("text"))
       .def("put", &Watch::put, py::arg("key"), py::arg("value"))
       .def(

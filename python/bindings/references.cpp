@@ -3,12 +3,15 @@
 // changes meanwhile. See Note [When it is safe to look].
 #include "bindings.h"
 #include "frames.h"
+#include "saved_tensors.h"
 #include <tenure/core/ledger.h>
 #include <tenure/core/owner.h>
 #include <tenure/inspect/dominators.h>
 #include <tenure/inspect/graph.h>
 #include <tenure/inspect/observer.h>
 
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/Storage.h>
@@ -62,6 +65,19 @@ size_t bytes_of(const c10::StorageImpl& storage) {
 // The GIL keeps Python still, not C++: a thread inside backward() changes the graph without it. The
 // watcher therefore builds the graph on the training thread itself, between two steps, or through a
 // pending call between two bytecodes of the main thread.
+// Objects may not go while they are looked at.
+struct NoCollections {
+  NoCollections() = default;
+  ~NoCollections() {
+    if (were_on) {
+      PyGC_Enable();
+    }
+  }
+  NoCollections(const NoCollections&) = delete;
+  NoCollections& operator=(const NoCollections&) = delete;
+  const bool were_on = PyGC_Disable() != 0;
+};
+
 class References {
  public:
   // `skip` are objects that are not followed: the watcher's own.
@@ -70,6 +86,7 @@ class References {
     for (const auto& object : skip) {
       skipped_.insert(object.ptr());
     }
+    const NoCollections still;
     add_roots();
     expand();
     graph_.begin_loose();
@@ -81,13 +98,14 @@ class References {
   uint32_t size() const { return graph_.size(); }
   size_t references() const { return graph_.references(); }
 
-  // The storages that were found: memory's address and size, node, whether a root reaches it.
+  // The storages that were found: memory's address and size, node, whether a root reaches it, and
+  // the address of the storage itself.
   py::list storages() const {
     py::list out;
     for (const auto node : storages_) {
       const auto* storage = storage_at(node);
       out.append(py::make_tuple(reinterpret_cast<uintptr_t>(storage->data()), bytes_of(*storage),
-                                node, graph_.reached(node)));
+                                node, graph_.reached(node), reinterpret_cast<uintptr_t>(storage)));
     }
     return out;
   }
@@ -348,13 +366,22 @@ class References {
     auto* type = Py_TYPE(object);
     if (PyObject_IS_GC(object) != 0 ||
         (ndarray_ != nullptr && PyType_IsSubtype(type, ndarray_) != 0) || type == THPStorageClass ||
-        PyObject_TypeCheck(object, THPStorageClass)) {
+        PyObject_TypeCheck(object, THPStorageClass) ||
+        type == tenure::python::saved_tensor_type()) {
       graph_.refer(NodeKind::object, object);
     }
   }
   void refer(const c10::TensorImpl* tensor) {
     if (tensor != nullptr && tensor != c10::UndefinedTensorImpl::singleton()) {
       graph_.refer(NodeKind::tensor, tensor);
+    }
+  }
+  void refer(const torch::autograd::SavedVariable& saved) {
+    if (const auto tensor = saved.get_raw_data(); tensor && tensor->defined()) {
+      refer(*tensor);
+    } else if (const auto hook = saved.retrieve_unpack_hook_data()) {
+      refer(hook->first.ptr(getPyInterpreter()));
+      refer(hook->second.ptr(getPyInterpreter()));
     }
   }
   void refer(const at::Tensor& tensor) { refer(tensor.unsafeGetTensorImpl()); }
@@ -382,12 +409,17 @@ class References {
       return;
     }
     if (ndarray_ != nullptr && PyType_IsSubtype(type, ndarray_) != 0) {
+      expand_objects_of_array(object);
       const auto base = py::reinterpret_steal<py::object>(PyObject_GetAttrString(object, "base"));
       if (base) {
         refer(base.ptr());
       } else {
         PyErr_Clear();
       }
+      return;
+    }
+    if (type == tenure::python::saved_tensor_type()) {
+      refer(tenure::python::saved_in(object));
       return;
     }
     if (PyObject_TypeCheck(object, &THPFunctionType)) {
@@ -403,12 +435,23 @@ class References {
     }
   }
 
+  // An array of objects is a container that the collector does not know of.
+  void expand_objects_of_array(PyObject* array) {
+    if (Py_TYPE(array) != ndarray_) {
+      return;  // a subclass's methods are the user's
+    }
+    const py::handle given(array);
+    if (given.attr("dtype").attr("hasobject").cast<bool>()) {
+      for (const auto& object : given.attr("ravel")().attr("tolist")().cast<py::list>()) {
+        refer(object.ptr());
+      }
+    }
+  }
+
   // What a Python autograd function keeps besides the attributes of its ctx.
   void expand_function(THPFunction& function) {
     for (const auto& saved : function.saved_variables) {
-      if (const auto tensor = saved.get_raw_data(); tensor && tensor->defined()) {
-        refer(*tensor);
-      }
+      refer(saved);
     }
     if (const auto* node = owned_node(function); node != nullptr) {
       graph_.refer(NodeKind::autograd, node);
@@ -420,6 +463,14 @@ class References {
       graph_.refer(NodeKind::storage, tensor.unsafe_storage().unsafeGetStorageImpl());
     }
     refer(wrapper_of(tensor));
+    if (const auto* sparse = dynamic_cast<const at::SparseTensorImpl*>(&tensor)) {
+      refer(sparse->indices());
+      refer(sparse->values());
+    } else if (const auto* rows = dynamic_cast<const at::SparseCsrTensorImpl*>(&tensor)) {
+      refer(rows->compressed_indices());
+      refer(rows->plain_indices());
+      refer(rows->values());
+    }
     const auto held = at::Tensor(
         c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(&tensor));
     const auto* meta = torch::autograd::impl::get_autograd_meta(held);
@@ -472,31 +523,44 @@ class References {
     }
   }
 
-  // Autograd lists a node's saved tensors for its own compiler. Python's unpack hooks are not
-  // called by that: their packed values are listed instead. A node whose tensors were freed, or
-  // changed in place since, throws.
   void expand_saved(Node& node) {
+    const bool told =
+        tenure::python::each_saved(node, [&](const char*, const auto& saved) { refer(saved); });
+    if (!told) {
+      expand_for_compiler(node);
+    }
+  }
+
+  // Nodes of extensions tell what they saved to autograd's compiler only, if at all. It unpacks, so
+  // what it was given may be gone when it is done; and it throws at what was freed or changed.
+  void expand_for_compiler(Node& node) {
     using namespace torch::dynamo::autograd;
-    AutogradCompilerCall call(SizeInput::DYNAMIC);
-    NodeCall node_call(0, node.getptr());
-    CompiledNodeArgs args(call, node_call);
-    try {
-      node.compiled_args(args);
-    } catch (...) {  // NOLINT(bugprone-empty-catch): what was listed until then is used
-    }
-    for (const auto& tensor : call.tensor_args.inputs) {
-      if (!tensor.defined()) {
-        continue;
+    std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> tensors;
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
+    {
+      AutogradCompilerCall call(SizeInput::DYNAMIC);
+      NodeCall node_call(0, node.getptr());
+      CompiledNodeArgs args(call, node_call);
+      try {
+        node.compiled_args(args);
+      } catch (...) {  // NOLINT(bugprone-empty-catch): what was listed until then is used
       }
-      if (tensor.use_count() > 1) {
-        refer(tensor);
-      } else if (tensor.has_storage() && tensor.storage()) {
-        // Made for this call from what the node holds: one reference of the node's.
-        graph_.refer(NodeKind::storage, tensor.storage().unsafeGetStorageImpl());
+      for (const auto& tensor : call.tensor_args.inputs) {
+        if (tensor.defined() && tensor.has_storage()) {
+          tensors.emplace_back(tensor.getIntrusivePtr());
+          storages.push_back(tensor.storage().getWeakStorageImpl());
+        }
+      }
+      for (const auto& packed : call.packed_inputs) {
+        refer(packed.ptr(getPyInterpreter()));
       }
     }
-    for (const auto& packed : call.packed_inputs) {
-      refer(packed.ptr(getPyInterpreter()));
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].use_count() > 0) {
+        refer(tensors[i].lock().get());
+      } else if (const auto storage = storages[i].lock()) {
+        graph_.refer(NodeKind::storage, storage.get());
+      }
     }
   }
 
@@ -568,12 +632,28 @@ class References {
     } else if (kind == NodeKind::autograd) {
       auto& function = *static_cast<Node*>(object);
       text = function.name();
+      edge = saved_name(function, next);
       shown =
           py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(function.getptr()));
     } else if (kind == NodeKind::storage) {
       text = std::to_string(bytes_of(*static_cast<const c10::StorageImpl*>(object)));
     }
     return py::make_tuple(kind_name(kind), shown, text, edge);
+  }
+
+  // The name under which a node saved what a path goes on with.
+  static std::string saved_name(Node& node, const void* next) {
+    if (as<torch::autograd::PyNode>(node, kPyNode) != nullptr) {
+      return "";
+    }
+    std::string found;
+    tenure::python::each_saved(node, [&](const char* name, const auto& saved) {
+      if (const auto tensor = saved.get_raw_data();
+          tensor && tensor->defined() && tensor->unsafeGetTensorImpl() == next) {
+        found += (found.empty() ? "" : "/") + std::string(name);
+      }
+    });
+    return found;
   }
 
   static std::string local_name(const auto& frame, const void* value) {
@@ -605,6 +685,13 @@ class References {
 }  // namespace
 
 void bind_references(py::module_& m) {
+  // Much cheaper than the graph, for programs that have just begun.
+  m.def("any_tensor", [] {
+    const auto all = py::module_::import("gc").attr("get_objects")().cast<py::list>();
+    return std::ranges::any_of(all, [](const py::handle& object) {
+      return PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(THPVariableClass));
+    });
+  });
   // Without making a Python object of the storage, which would stay.
   m.def(
       "storage_bytes",

@@ -87,6 +87,7 @@ void bind_process(py::module_& m) {
       .field("virtual_size", &ProcessSample::virtual_size, "Mapped, resident or not.")
       .field("peak_rss", &ProcessSample::peak_rss, "Most resident since the program began.")
       .field("shared", &ProcessSample::shared, "Resident shared memory: memfd, /dev/shm, tmpfs.")
+      .field("files", &ProcessSample::files, "Resident pages of files, which the kernel may drop.")
       .field("swap", &ProcessSample::swap, "Swapped out.")
       .field("host_total", &ProcessSample::host_total, "Memory of the machine.")
       .field("host_available", &ProcessSample::host_available, "What new programs could take.")

@@ -53,6 +53,7 @@ struct Files {
     out.virtual_size = bytes_after("VmSize:", text).value_or(0);
     out.peak_rss = bytes_after("VmHWM:", text);
     out.shared = bytes_after("RssShmem:", text);
+    out.files = bytes_after("RssFile:", text);
     out.swap = bytes_after("VmSwap:", text);
     text = meminfo.read(buffer);
     out.host_total = bytes_after("MemTotal:", text);

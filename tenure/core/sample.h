@@ -39,6 +39,7 @@ struct ProcessSample {
   int64_t virtual_size = 0;
   std::optional<int64_t> peak_rss;  // since exec
   std::optional<int64_t> shared;    // resident pages of shared memory: memfd, /dev/shm, tmpfs
+  std::optional<int64_t> files;  // resident pages of files, which the kernel may drop at any time
   std::optional<int64_t> swap;
   std::optional<int64_t> host_total;
   std::optional<int64_t> host_available;

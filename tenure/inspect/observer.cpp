@@ -269,6 +269,20 @@ WatchedAllocator& cpu_allocator() {
   return *instance;
 }
 
+// Storages that are not the allocator's. Leaked, as every table here.
+struct Foreign {
+  using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  Foreign() { protect_across_fork(mutex); }
+  std::mutex mutex;
+  std::vector<Weak> storages;
+  int64_t bytes = 0;
+};
+
+Foreign& foreign() {
+  static auto* instance = new Foreign;
+  return *instance;
+}
+
 at::CallbackHandle operators_handle = at::INVALID_CALLBACK_HANDLE;
 
 void watch_operators(bool on) {
@@ -397,6 +411,39 @@ bool Observer::welcome(c10::StorageImpl& storage) {
   }
   record_birth(storage.data(), storage.nbytes(), 0);
   return true;
+}
+
+void Observer::welcome_foreign(c10::StorageImpl& storage) {
+  if (!tracing() || storage.data() == nullptr) {
+    return;
+  }
+  auto& known = foreign();
+  std::lock_guard lock(known.mutex);
+  known.storages.emplace_back(
+      c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(&storage));
+  known.bytes += static_cast<int64_t>(storage.nbytes());
+  record_birth(&storage, storage.nbytes(), 0);
+}
+
+void Observer::sweep() {
+  auto& known = foreign();
+  std::lock_guard lock(known.mutex);
+  std::erase_if(known.storages, [&](const Foreign::Weak& storage) {
+    if (storage.use_count() > 0) {
+      return false;
+    }
+    const auto* address = storage._unsafe_get_target();
+    if (const auto bytes = table().died(address, current_step.load(std::memory_order_relaxed))) {
+      known.bytes -= static_cast<int64_t>(*bytes);
+    }
+    return true;
+  });
+}
+
+int64_t Observer::foreign_bytes() const {
+  auto& known = foreign();
+  std::lock_guard lock(known.mutex);
+  return known.bytes;
 }
 
 BirthTable& Observer::births() { return table(); }

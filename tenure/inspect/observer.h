@@ -44,6 +44,12 @@ class Observer {
   // Python's UntypedStorage(n) is: its birth.
   bool welcome(c10::StorageImpl& storage);
 
+  // The same for one whose memory no allocator of torch's made and whose death nobody tells: it is
+  // found gone by sweep(). Known by the address of the StorageImpl, which lasts until then.
+  void welcome_foreign(c10::StorageImpl& storage);
+  void sweep();
+  int64_t foreign_bytes() const;
+
   // What a device's allocator tells: see cuda/tracker.cpp.
   void device_born(const void* data, uint64_t bytes, uint16_t device);
   // The same of one whose line is known from elsewhere.

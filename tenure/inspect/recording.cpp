@@ -28,7 +28,7 @@ CREATE TABLE origins(id INTEGER PRIMARY KEY, op TEXT, module TEXT, phase TEXT, s
 CREATE TABLE storages(id INTEGER PRIMARY KEY, bytes INTEGER, origin INTEGER, thread INTEGER,
   born_step INTEGER, born_ns INTEGER, died_step INTEGER, died_ns INTEGER);
 CREATE TABLE steps(step INTEGER PRIMARY KEY, seconds REAL, held INTEGER, peak INTEGER,
-  births INTEGER, born_bytes INTEGER, deaths INTEGER, rss INTEGER, pss INTEGER, shared INTEGER,
+  births INTEGER, born_bytes INTEGER, deaths INTEGER, rss INTEGER, files INTEGER, pss INTEGER, shared INTEGER,
   cgroup INTEGER, children INTEGER, heap INTEGER, heap_free INTEGER, pinned INTEGER,
   device_used INTEGER, device_reserved INTEGER, device_allocated INTEGER);
 CREATE TABLE cuts(step INTEGER, origin INTEGER, bytes INTEGER, count INTEGER, birth_steps INTEGER,
@@ -139,7 +139,7 @@ struct Recording::File {
   Statement storage{handle.file, "INSERT OR REPLACE INTO storages VALUES(?,?,?,?,?,?,?,?)"};
   Statement death{handle.file, "UPDATE storages SET died_step=?, died_ns=? WHERE id=?"};
   Statement step{handle.file,
-                 "INSERT OR REPLACE INTO steps VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"};
+                 "INSERT OR REPLACE INTO steps VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"};
   Statement cut{handle.file, "INSERT OR REPLACE INTO cuts VALUES(?,?,?,?,?)"};
   Statement holding{handle.file, "INSERT INTO holdings VALUES(NULL,?,?,?,?,?,?)"};
   Statement note{handle.file, "INSERT INTO notes VALUES(NULL,?,?,?)"};
@@ -171,8 +171,9 @@ void Recording::commit() {
 
 void Recording::add(const StepRow& row) {
   file_->step.run(row.step, row.seconds, row.held, row.peak, row.births, row.born_bytes, row.deaths,
-                  row.rss, row.pss, row.shared, row.cgroup, row.children, row.heap, row.heap_free,
-                  row.pinned, row.device_used, row.device_reserved, row.device_allocated);
+                  row.rss, row.files, row.pss, row.shared, row.cgroup, row.children, row.heap,
+                  row.heap_free, row.pinned, row.device_used, row.device_reserved,
+                  row.device_allocated);
 }
 
 void Recording::add(const Changes& changes) {

@@ -14,7 +14,9 @@ struct StepRow {
   int64_t peak = 0;                                 // most of that during the step
   uint64_t births = 0, born_bytes = 0, deaths = 0;  // during the step
   int64_t rss = 0;
-  std::optional<int64_t> pss, shared, cgroup, children;
+  std::optional<int64_t> files;   // part of rss that the kernel may drop at any time
+  std::optional<int64_t> shared;  // part of rss: shared memory that is no storage's
+  std::optional<int64_t> pss, cgroup, children;
   std::optional<int64_t> heap;       // malloc'ed and not the memory of a storage
   std::optional<int64_t> heap_free;  // malloc keeps it for later
   std::optional<int64_t> pinned;

@@ -95,7 +95,8 @@ int64_t most_births(std::span<const Cut> cuts) {
 // Judges origin by origin.
 class Suspects {
  public:
-  Suspects(std::span<const StepRow> rows, const Cuts& cuts) : rows_(rows), lasting_(rows.size()) {
+  Suspects(std::span<const StepRow> rows, const Cuts& cuts, const std::set<OriginId>& accused)
+      : rows_(rows), accused_(accused), lasting_(rows.size()) {
     const auto work = slope_of(
         series_of(rows, [](const StepRow& row) { return static_cast<double>(row.born_bytes); }));
     for (const auto& [origin, series] : cuts) {
@@ -121,13 +122,18 @@ class Suspects {
   }
 
   std::vector<Suspect> take() { return std::move(found_); }
+  std::vector<OriginId> doubtful() const { return doubtful_; }
 
  private:
   void look_at(OriginId origin, std::span<const Cut> cuts, double work) {
     const auto bytes = at_rows(rows_, cuts, &Cut::bytes);
     const bool lasts = most_births(cuts) >= kManySteps;
     const auto trend = trend_of(bytes, {.least_per_step = kLeastHeld});
-    const bool one = !lasts && trend.grows && work <= kWorkGrows * trend.per_step;
+    const bool larger = !lasts && trend.grows;
+    const bool one = larger && (work <= kWorkGrows * trend.per_step || accused_.contains(origin));
+    if (larger && !one) {
+      doubtful_.push_back(origin);
+    }
     if (lasts || one) {
       std::ranges::transform(lasting_, bytes, lasting_.begin(), std::plus<>{});
     }
@@ -180,6 +186,8 @@ class Suspects {
   }
 
   std::span<const StepRow> rows_;
+  const std::set<OriginId>& accused_;
+  std::vector<OriginId> doubtful_;
   Series lasting_;  // bytes of all origins that have storages of many steps
   std::vector<Suspect> found_;
 };
@@ -187,7 +195,8 @@ class Suspects {
 double known(const std::optional<int64_t>& value) { return static_cast<double>(value.value_or(0)); }
 
 double total_of(const StepRow& row) {
-  return static_cast<double>(row.rss) + known(row.children) + known(row.device_used);
+  return static_cast<double>(row.rss) - known(row.files) + known(row.children) +
+         known(row.device_used);
 }
 
 // A part of the memory, and the least growth of it that is spoken of.
@@ -287,7 +296,8 @@ const char* judgement_name(Judgement judgement) {
   return names.at(static_cast<size_t>(judgement));
 }
 
-Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit) {
+Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit,
+              const std::set<OriginId>& accused) {
   Verdict verdict;
   verdict.steps = rows.size();
   if (rows.size() < kFewestSteps + kWarmUp) {
@@ -303,7 +313,9 @@ Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit) {
   const auto each = steps_per_row(rows);
   verdict.seconds_per_step =
       (rows.back().seconds - rows.front().seconds) / (each * static_cast<double>(rows.size() - 1));
-  verdict.suspects = Suspects(rows, cuts).take();
+  Suspects suspects(rows, cuts, accused);
+  verdict.doubtful = suspects.doubtful();
+  verdict.suspects = suspects.take();
 
   const auto seen = trend_of(series_of(rows, total_of), {.least_per_step = kLeastSeen});
   size_t since = seen.grows ? seen.since : rows.size() / 3;

@@ -16,6 +16,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -55,7 +56,11 @@ struct Verdict {
   std::vector<Share> shares;      // add up to it, the last being what is not explained
   Share peak;                     // most storages held at once within a step: larger inputs
   std::vector<Suspect> suspects;  // the fastest first
-  std::string why;                // one sentence
+  // Origins with one storage that gets larger, while all that a step makes does so as well: either
+  // its inputs get longer, or it reads something that is kept from step to step. Who looks at what
+  // holds them can tell, and may accuse them.
+  std::vector<OriginId> doubtful;
+  std::string why;  // one sentence
 };
 
 using Cuts = std::map<OriginId, std::vector<Cut>>;
@@ -65,6 +70,7 @@ using Cuts = std::map<OriginId, std::vector<Cut>>;
 enum class Unit : uint8_t { step, interval };
 
 // Rows in the order of their steps.
-Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit = Unit::step);
+Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit = Unit::step,
+              const std::set<OriginId>& accused = {});
 
 }  // namespace tenure::inspect

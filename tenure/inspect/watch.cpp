@@ -36,6 +36,7 @@ StepRow sampled_row(uint64_t step, double seconds) {
   row.seconds = seconds;
   const auto sample = Sampler::shared().sample();
   row.rss = sample.process.rss;
+  row.files = sample.process.files;
   row.shared = sample.process.shared;
   if (sample.process.mapped) {
     row.pss = sample.process.mapped->pss;
@@ -77,6 +78,10 @@ struct Watch::State {
   void end_step(uint64_t step) {
     const auto begin = SteadyClock::now();
     auto row = sampled_row(step, seconds());
+    observer().sweep();
+    if (row.shared) {
+      row.shared = std::max<int64_t>(0, *row.shared - observer().foreign_bytes());
+    }
     auto& births = observer().births();
     const auto flow = births.flow();
     births.start_interval();
@@ -94,7 +99,8 @@ struct Watch::State {
       heap_time += std::chrono::duration<double>(SteadyClock::now() - asked).count();
       heap_bytes = static_cast<int64_t>(heap.uordblks + heap.hblkhd);
       heap_free = static_cast<int64_t>(heap.fordblks);
-      heap_held = std::max<int64_t>(flow.bytes - observer().device_bytes(), 0);
+      heap_held =
+          std::max<int64_t>(flow.bytes - observer().device_bytes() - observer().foreign_bytes(), 0);
     }
     row.heap = std::max<int64_t>(0, heap_bytes - heap_held);
     row.heap_free = heap_free;
@@ -276,6 +282,7 @@ struct Watch::State {
   std::condition_variable wake;
   std::vector<StepRow> rows, queued_rows;
   std::map<OriginId, std::vector<Cut>> cuts;
+  std::set<OriginId> accused;
   std::vector<Cut> queued_cuts;
   std::vector<Holding> queued_holdings;
   std::vector<std::pair<std::string, std::string>> queued_notes, queued_meta;
@@ -351,6 +358,16 @@ bool Watch::ticking() const {
 std::vector<StepRow> Watch::rows() const {
   std::lock_guard lock(state_->mutex);
   return state_->rows;
+}
+
+void Watch::accuse(OriginId origin) {
+  std::lock_guard lock(state_->mutex);
+  state_->accused.insert(origin);
+}
+
+std::set<OriginId> Watch::accused() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->accused;
 }
 
 std::map<OriginId, std::vector<Cut>> Watch::cuts() const {

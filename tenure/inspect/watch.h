@@ -10,6 +10,7 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,6 +45,10 @@ class Watch {
   std::vector<StepRow> rows() const;
   // Bytes alive by origin, each at the steps where someone looked.
   std::map<OriginId, std::vector<Cut>> cuts() const;
+
+  // Origins whose one storage is known to be kept from step to step: see Verdict::doubtful.
+  void accuse(OriginId origin);
+  std::set<OriginId> accused() const;
 
   void add(Holding holding);
   void note(std::string kind, std::string text);

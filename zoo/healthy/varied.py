@@ -77,8 +77,8 @@ def main() -> None:
 
     draw = random.Random(args.seed)
     torch.manual_seed(args.seed)
-    steps = args.steps or draw.randint(16, 70)
-    longest = draw.choice([16, 32, 64, 96])
+    steps = args.steps or draw.randint(16, 50)
+    longest = draw.choice([16, 32, 64])
     batch, accumulate = draw.choice([2, 4, 8]), draw.choice([1, 1, 1, 2, 3])
     evaluate, save, write = (draw.choice([0, 5, 8, 13, 21]) for _ in range(3))
     model = Model(draw.choice([32, 64]), draw.randint(1, 3), draw.choice([0.0, 0.1]))

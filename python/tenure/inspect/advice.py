@@ -10,29 +10,53 @@ import torch
 
 from tenure import _C
 from tenure.inspect.holders import Element, Hop
+from tenure.inspect.source import is_library
 
 __all__ = ["for_cycle", "for_path"]
 
-_BY_KIND = {
-    "cache": "give lru_cache a maxsize, or keep tensors out of its arguments and results",
-    "exception": "keep str(error) instead of the exception: its traceback holds every local",
-    "closure": "let the function close over a detached tensor or a number, or drop the function",
-}
+_CACHE = "give lru_cache a maxsize, or keep tensors out of its arguments and results"
+_BOUNDED = "lower the cache's maxsize: it is not full yet, or what it keeps gets larger"
+_EXCEPTION = "keep str(error) instead of the exception: its traceback holds every local"
+_HOOK = "remove the hook when it is not needed any more: handle.remove()"
+_CLOSURE = "let the function close over a detached tensor or a number, or drop the function"
 
 
 def for_path(hops: Sequence[Hop], path: Sequence[Element]) -> str:
     """Advice on a path from a root; empty if none is known to fit."""
     kinds = {hop.kind for hop in hops}
-    for kind, text in _BY_KIND.items():
-        if kind in kinds:
-            return text
+    if kinds & {"cache", "bounded cache"}:
+        return _CACHE if "cache" in kinds else _BOUNDED
+    if "exception" in kinds:
+        return _EXCEPTION
+    if any(_is_hook(hop) for hop in hops):
+        return _HOOK
+    if _closes_over_tensor(hops):
+        return _CLOSURE
     if "graph" in kinds:
-        if any(" hook" in hop.text for hop in hops if hop.kind == "graph"):
-            return "remove the hook when it is not needed any more"
         return "keep value.detach() or value.item(): this one brings its autograd graph along"
     if _pins_base(path):
         return "keep a .clone() of the part that is needed: the view pins its whole base"
     return ""
+
+
+def _is_hook(hop: Hop) -> bool:
+    return (
+        hop.kind == "hook"
+        or (hop.kind == "graph" and " hook" in hop.text)
+        or (hop.kind == "attribute" and hop.name.endswith("_hooks"))
+    )
+
+
+def _closes_over_tensor(hops: Sequence[Hop]) -> bool:
+    """Whether ever more functions of the user's have a tensor each, not one a container."""
+    marked = next((i for i, hop in enumerate(hops) if hop.leak), 0)
+    return any(
+        hop.kind == "closure"
+        and not is_library(hop.file)
+        and all(after.kind in {"tensor", "graph"} for after in hops[at + 1 :])
+        for at, hop in enumerate(hops)
+        if at >= marked
+    )
 
 
 def for_cycle(cycle: Sequence[Element], collectable: bool) -> str:

@@ -105,12 +105,12 @@ def census() -> Census:
     """
     references = _C.References(holders.own_objects())
     seen = references.storages()
-    rooted = sum(nbytes for _, nbytes, _, reached in seen if reached)
+    rooted = sum(nbytes for _, nbytes, _, reached, _ in seen if reached)
     cycles = cycles_in(references)
     in_cycles = sum(cycle.nbytes for cycle in cycles)
-    known = {address for address, *_ in seen}
+    known = {address for data, _, _, _, own in seen for address in (data, own)}
     unseen = sum(nbytes for address, nbytes in _C.alive_storages() if address not in known)
-    loose = sum(nbytes for _, nbytes, _, reached in seen if not reached)
+    loose = sum(nbytes for _, nbytes, _, reached, _ in seen if not reached)
     return Census(
         rooted + loose + unseen,
         rooted,

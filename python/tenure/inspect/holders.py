@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import collections
 import functools
+import re
 import sys
 import threading
 import types
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tenure import _C
 from tenure.inspect import source
 
-__all__ = ["Hop", "add_lines", "own_objects", "path_text", "retention_path"]
+__all__ = ["Hop", "add_lines", "collapsed", "own_objects", "path_text", "retention_path"]
+
+_LONGEST_PERIOD = 3  # of hops that repeat
 
 Element = tuple[str, Any, str, str]  # kind, object or None, text, name of the next one in it
 
@@ -79,6 +81,40 @@ def retention_path(elements: Sequence[Element]) -> list[Hop]:
     return hops
 
 
+def collapsed(hops: Sequence[Hop]) -> list[Hop]:
+    """Chains made short: ``.next of Node (×368)`` for as many hops that say the same."""
+    out: list[Hop] = []
+    at = 0
+    while at < len(hops):
+        periods = range(1, _LONGEST_PERIOD + 1)
+        period, times = max(((p, _times(hops, at, p)) for p in periods), key=_length)
+        period = period if times > 1 else 1
+        run = hops[at : at + period * times]
+        kept = [replace(hop) for hop in run[:period]]
+        if times > 1:
+            kept[-1].text += f" (×{times})"
+            for hop in kept:
+                hop.leak = False
+            kept[0].leak = any(hop.leak for hop in run)
+        out += kept
+        at += len(run)
+    return out
+
+
+def _length(run: tuple[int, int]) -> int:
+    period, times = run
+    return period * times if times > 1 else 1
+
+
+def _times(hops: Sequence[Hop], at: int, period: int) -> int:
+    """How often the hops at a place come again and again; 1 if it is not worth saying."""
+    said = [re.sub(r"\d+", "", hop.text) for hop in hops]
+    times = 1
+    while said[at + times * period : at + (times + 1) * period] == said[at : at + period]:
+        times += 1
+    return times if times >= 3 else 1
+
+
 def _hop(elements: Sequence[Element], at: int) -> tuple[int, Hop | None]:
     """How many elements the next hop stands for, and the hop unless it says nothing new."""
     kind, shown, text, edge = elements[at]
@@ -113,7 +149,19 @@ def _root(elements: Sequence[Element], at: int) -> tuple[int, Hop | None]:
             used = 3 if elements[at + 2][1] is vars(module) else 2
             return used, _global(vars(module), _value(elements, at + used), name)
         return 1, Hop("module", str(name))
+    if text == "context variables":
+        return _out_of_context(elements, at)
     return 1, Hop("root", text)
+
+
+def _out_of_context(elements: Sequence[Element], at: int) -> tuple[int, Hop]:
+    """A context keeps its variables in a tree of its own."""
+    end = at + 1
+    while end < len(elements) and type(elements[end][1]).__name__.startswith("hamt"):
+        end += 1
+    target = _value(elements, end)
+    found = next((v.name for v, held in elements[at][1].items() if held is target), "?")
+    return end - at, Hop("context", f"{found} (context variable)", found)
 
 
 def _is_namespace(owner: Any) -> bool:
@@ -141,32 +189,13 @@ def _graph(elements: Sequence[Element], at: int) -> tuple[int, Hop]:
     if end < len(elements):
         kind, shown, _, _ = elements[end]
         if kind in {"tensor", "storage"}:
-            saved = _saved_name(last[1], elements[end:])
-            what += " variable" if what == "AccumulateGrad" else f" saved {saved}".rstrip()
+            what += " variable" if what == "AccumulateGrad" else f" saved {last[3]}".rstrip()
         elif kind == "object" and isinstance(shown, torch.autograd.function.BackwardCFunction):
             what = f"{type(shown).__name__.removesuffix('Backward')} ctx"
         elif kind == "object":
             what += " hook"
     size = f"graph ({nodes} nodes) → " if nodes > 1 else "graph → "
     return nodes, Hop("graph", size + what)
-
-
-def _saved_name(node: Any, rest: Sequence[Element]) -> str:
-    """The name under which a node saved the tensor that the path goes on with."""
-    storage = next((element for element in rest if element[0] == "storage"), None)
-    wanted = int(storage[2]) if storage else None
-    found = []
-    for name in dir(type(node)):
-        if not name.startswith("_saved_"):
-            continue
-        try:
-            value = getattr(node, name)
-        except RuntimeError:  # freed, or changed in place
-            continue
-        tensors = value if isinstance(value, (list, tuple)) else [value]
-        if any(isinstance(t, torch.Tensor) and _C.storage_bytes(t) == wanted for t in tensors):
-            found.append(name.removeprefix("_saved_"))
-    return "/".join(found[:2])
 
 
 def _out_of_tensor(elements: Sequence[Element], at: int) -> Hop | None:
@@ -214,7 +243,8 @@ def _out_of_object(elements: Sequence[Element], at: int) -> tuple[int, Hop | Non
     if isinstance(owner, functools.partial):
         return 1, Hop("partial", "an argument of functools.partial")
     if isinstance(owner, functools._lru_cache_wrapper):
-        return 1, Hop("cache", _cache_text(owner))
+        bounded = owner.cache_parameters()["maxsize"] is not None
+        return 1, Hop("bounded cache" if bounded else "cache", _cache_text(owner))
     if isinstance(owner, types.FrameType):
         return 1, Hop("local", _local_text(owner, target))
     if isinstance(owner, types.TracebackType):

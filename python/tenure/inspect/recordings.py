@@ -89,7 +89,8 @@ def document_of(path: Path) -> verdicts.Document:
             "SELECT origin, step, bytes, count, birth_steps FROM cuts ORDER BY origin, step"
         ):
             cuts.setdefault(row[0], []).append((row[1], row[2], row[3], row[4]))
-        judged = _C.judge(rows, cuts, meta.get("unit", "step") == "step")
+        accused = json.loads(meta.get("accused", "[]"))
+        judged = _C.judge(rows, cuts, meta.get("unit", "step") == "step", accused)
         wanted = {suspect["origin"] for suspect in judged["suspects"]}
         origins = {
             row["id"]: dict(row)

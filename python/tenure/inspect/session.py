@@ -26,12 +26,14 @@ from tenure.inspect.modules import name_modules
 from tenure.inspect.options import VARIABLE, Options, rank_of, recording_name, say
 from tenure.inspect.redact import redactor, without_names
 from tenure.inspect.source import library_folders
-from tenure.inspect.suspects import look
+from tenure.inspect.suspects import are_kept, look
 
 __all__ = ["Session", "watch", "watch_from_environment"]
 
 _MIND_COST_AFTER = 60.0  # seconds
 _MOST_CYCLES = 16  # kinds that are written down
+_MOST_SUSPECTS = 32  # whose holders are looked at
+_LOOK_AGAIN = 0.1  # of the time may have gone to looking before it is done again
 _INTERVAL = 0.01  # seconds, at first; later a hundredth of the time so far
 _OTHERS = 3.0  # seconds that rank 0 waits for the others at the end
 
@@ -61,15 +63,18 @@ class Session:
         self._holdings: dict[int, dict[str, Any]] = {}
         self._cycles: list[dict[str, Any]] = []
         self._looked_at: dict[int, int] = {}  # origin: bytes when it was last looked at
+        self._doubted: set[int] = set()
+        self._accused: list[int] = []
+        self._looking = 0.0  # seconds that looking at holders took
         self._suspected_at = 0
         self._told = ""
         self._unit = "step"
         self._last_step = 0
         self._judging = threading.Lock()
-        if options.level != "count":
+        if options.level != "count" and _C.any_tensor():
             _C.References([]).adopt()
         devices.watch_when_used()
-        setattr(torch.UntypedStorage, "__init__", _welcome)  # noqa: B010  mypy knows a method there
+        _watch_constructors()
         self._optimizers = follow_optimizers()
         self._steps = _C.on_step(self._step_ended)
         self._timer = threading.Thread(target=self._keep_time, name="tenure-watch", daemon=True)
@@ -109,7 +114,12 @@ class Session:
 
     def verdict(self) -> verdicts.Document:
         """The verdict so far, as in the JSON file."""
-        return self._document(self._watch.judge())
+        judged = self._watch.judge()
+        if judged["verdict"] == "leak":
+            # Those that came up since the last time, while what holds them is there.
+            with contextlib.suppress(TenureError):
+                self._look([s for s in judged["suspects"] if s["origin"] not in self._looked_at])
+        return self._document(judged)
 
     def _document(self, judged: dict[str, Any]) -> verdicts.Document:
         origins = {s["origin"]: _origin(s["origin"]) for s in judged["suspects"]}
@@ -135,7 +145,7 @@ class Session:
         atexit.unregister(self.stop)
         self._end_timer.set()
         self._timer.join(1.0)
-        delattr(torch.UntypedStorage, "__init__")
+        _unwatch_constructors()
         self._optimizers.remove()
         self._steps.end()
         if devices.history is not None:
@@ -222,6 +232,8 @@ class Session:
         try:
             name_modules()
             verdict = self._watch.judge()
+            if verdict["doubtful"] and self._accuse(verdict["doubtful"]):
+                verdict = self._watch.judge()
             if verdict["verdict"] == "leak":
                 self._look(verdict["suspects"])
             self._tell(verdict)
@@ -238,12 +250,20 @@ class Session:
 
     def _look(self, suspects: list[dict[str, Any]]) -> None:
         """Writes down who holds suspects that are new, or have doubled since."""
-        wanted = [s for s in suspects[:8] if s["bytes"] >= 2 * self._looked_at.get(s["origin"], 0)]
-        if not wanted:
+        wanted = [
+            s
+            for s in suspects[:_MOST_SUSPECTS]
+            if s["bytes"] >= 2 * self._looked_at.get(s["origin"], 0)
+        ]
+        ran = time.monotonic() - self._began
+        again = all(s["origin"] in self._looked_at for s in wanted)
+        if not wanted or (again and self._looking > _LOOK_AGAIN * ran):
             return
+        began = time.perf_counter()
         found, cycles = look([s["origin"] for s in wanted], self._last_step)
         self._cycles = [cycle.as_json() for cycle in cycles[:_MOST_CYCLES]]
         self._watch.put("cycles", _json_text(self._for_files(self._cycles)))
+        self._looking += time.perf_counter() - began
         for suspect in wanted:
             origin = suspect["origin"]
             self._looked_at[origin] = max(1, suspect["bytes"])
@@ -262,6 +282,19 @@ class Session:
     def _for_files(self, told: Any) -> Any:
         """What files may say, which is less than the terminal if names are to be hashed there."""
         return without_names(told, self._redact) if self._options.redact else told
+
+    def _accuse(self, doubtful: list[int]) -> bool:
+        """Whether what grows along with the inputs is kept from step to step, and so a leak."""
+        wanted = [origin for origin in doubtful[:_MOST_SUSPECTS] if origin not in self._doubted]
+        if not wanted:
+            return False
+        self._doubted.update(wanted)
+        guilty = are_kept(wanted, self._last_step)
+        for origin in guilty:
+            self._watch.accuse(origin)
+        self._accused += guilty
+        self._watch.put("accused", _json_text(self._accused))
+        return bool(guilty)
 
     def _tell(self, judged: dict[str, Any]) -> None:
         """Speaks up once growth has lasted for twice the steps after which it was suspected."""
@@ -348,9 +381,35 @@ def watch_from_environment() -> None:
         _session = Session(Options.parse(os.environ[VARIABLE]))
 
 
+# How Python makes storages: deepcopy and unpickling by the constructor, what comes from another
+# process (a DataLoader's batches) by the others, which are inherited.
+_MAPPERS = ("_new_shared_fd_cpu", "_new_shared_filename_cpu")
+
+
+def _watch_constructors() -> None:
+    setattr(torch.UntypedStorage, "__init__", _welcome)  # noqa: B010  mypy knows a method there
+    for name in _MAPPERS:
+        setattr(torch.UntypedStorage, name, _mapper(name))
+
+
+def _unwatch_constructors() -> None:
+    for name in ("__init__", *_MAPPERS):
+        delattr(torch.UntypedStorage, name)
+
+
 def _welcome(storage: torch.UntypedStorage, *_: Any, **__: Any) -> None:
-    """Stands in for the constructor, which is how deepcopy and unpickling make storages."""
     _C.welcome(storage)
+
+
+def _mapper(name: str) -> classmethod[torch.UntypedStorage, Any, torch.UntypedStorage]:
+    mapped = getattr(super(torch.UntypedStorage, torch.UntypedStorage), name)
+
+    def make(_: type, *args: Any, **kwargs: Any) -> torch.UntypedStorage:
+        storage: torch.UntypedStorage = mapped(*args, **kwargs)
+        _C.welcome_foreign(storage)
+        return storage
+
+    return classmethod(make)
 
 
 def _install_frames() -> None:

@@ -7,6 +7,7 @@ import functools
 import linecache
 import site
 import sysconfig
+import tempfile
 from pathlib import Path
 
 __all__ = ["is_library", "library_folders", "lines_that_add"]
@@ -32,13 +33,14 @@ _ADDERS = {
 
 @functools.cache
 def library_folders() -> tuple[str, ...]:
-    """Folders whose code is not the user's, each with a slash at its end."""
+    """What the files begin with whose code is not the user's."""
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     if hasattr(site, "getsitepackages"):  # not in every kind of environment
         folders.update(site.getsitepackages())
     folders.add(str(Path(__file__).resolve().parents[1]))
-    return tuple(sorted(f"{folder}/" for folder in folders))
+    made = ("<eval_with_key>", f"{tempfile.gettempdir()}/torchinductor_")  # by torch.compile
+    return (*sorted(f"{folder}/" for folder in folders), *made)
 
 
 def is_library(file: str) -> bool:

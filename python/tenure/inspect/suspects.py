@@ -15,7 +15,7 @@ from tenure.inspect import advice, census, holders
 __all__ = ["Holding", "look"]
 
 _MOST_PATHS = 3  # told for one suspect
-_MOST_LOOKED_AT = 64  # storages of one suspect
+_MOST_LOOKED_AT = 24  # storages of one suspect
 _MOST_IDS = 32
 
 
@@ -56,15 +56,35 @@ def look(origins: Sequence[int], now: int) -> tuple[dict[int, Holding], list[cen
         now: The current step. What was born just before it is alive for good reason.
     """
     references = _C.References(holders.own_objects())
-    nodes = {address: node for address, _, node, _ in references.storages()}
+    nodes = {}
+    for address, _, node, _, own in references.storages():
+        nodes[address] = nodes[own] = node
     out: dict[int, Holding] = {}
     for origin in origins:
         alive = sorted(_C.alive_of({origin}), key=lambda row: row[1])
         lasting = [row for row in alive if row[3] + 2 < now] or alive
         found = [(row, nodes[row[0]]) for row in lasting if row[0] in nodes]
-        if found:
+        if alive:
             out[origin] = _holding(references, found)
     return out, census.cycles_in(references)
+
+
+def are_kept(origins: Sequence[int], now: int) -> list[int]:
+    """Those origins whose newest storage an object keeps as its attribute, from step to step.
+
+    What is merely left over from the last step is held by local and global variables.
+    """
+    found, _ = look(origins, now)
+    return [
+        origin
+        for origin, holding in found.items()
+        if any(_is_state(path) for path in holding.paths[:1])
+    ]
+
+
+def _is_state(path: list[dict[str, Any]]) -> bool:
+    named = [hop for hop in path if hop["kind"] not in {"tensor", "object", "item"}]
+    return bool(named) and named[-1]["kind"] == "attribute"
 
 
 def _holding(references: _C.References, found: list[tuple[Any, int]]) -> Holding:
@@ -106,21 +126,38 @@ class _Way:
 def _path(references: _C.References, node: int, group: list[int], steps: list[int]) -> _Way:
     reached, path, cycle, free = references.retention(node)
     if not reached and cycle:
-        # The path begins in the cycle; the cycle closes with its own first element.
-        hops = holders.retention_path([*cycle, cycle[0]])
-        for hop in hops:
-            hop.leak = True
-        out = holders.retention_path(path)
-        return _Way([*hops, *out[1:]], advice.for_cycle(cycle, free), cycle=True, free=free)
+        # The path begins in the cycle, which closes with that element.
+        hops = holders.retention_path([*cycle, *path])
+        _breaking([hop for hop in hops if hop.elements[0] < len(cycle)]).leak = True
+        hint = advice.for_cycle(cycle, free)
+        return _Way(holders.collapsed(hops), hint, cycle=True, free=free)
     hops = holders.retention_path(path)
-    mark = _growing(references.labels_behind(node, group, steps))
-    for hop in hops:
-        hop.leak = mark in hop.elements
-    if hops and not any(hop.leak for hop in hops):
-        hops[-1].leak = True
+    if not reached:
+        outside = holders.Hop("native", "C++ code or an extension's object", leak=True)
+        return _Way([outside, *holders.collapsed(hops)], "")
+    mark = _mark(hops, references.labels_behind(node, group, steps))
     holders.add_lines(hops)
     frees = references.gone_with(node)[mark] if path else 0
-    return _Way(hops, advice.for_path(hops, path), frees=frees)
+    return _Way(holders.collapsed(hops), advice.for_path(hops, path), frees=frees)
+
+
+def _breaking(cycle: list[holders.Hop]) -> holders.Hop:
+    """The reference of a cycle that someone wrote, rather than torch."""
+    kinds = ["closure", "attribute", "ctx", "default", "local", "item", "hook"]
+    return min(cycle, key=lambda hop: kinds.index(hop.kind) if hop.kind in kinds else len(kinds))
+
+
+def _mark(hops: list[holders.Hop], steps: list[int]) -> int:
+    """Marks the reference that grows, and returns the element that has it."""
+    if not hops:
+        return 0
+    at = _growing(steps)
+    marked = next((hop for hop in hops if at in hop.elements), hops[-1])
+    if steps[0] == steps[-1]:  # one storage that gets larger: who refers to it by name
+        marked = next((hop for hop in reversed(hops) if hop.name), marked)
+        at = marked.target
+    marked.leak = True
+    return min(at, len(steps) - 1)
 
 
 def _growing(steps: list[int]) -> int:

@@ -49,6 +49,7 @@ def document(
                 "module": origin.get("module", ""),
                 "phase": origin.get("phase", ""),
                 "site": origin.get("forward_site") or origin.get("site", ""),
+                "looked": suspect["origin"] in holdings,
                 "holders": held.get("paths", []),
                 "cycle": held.get("cycle", False),
                 "frees": held.get("frees", 0),
@@ -65,6 +66,7 @@ def document(
         "confidence": round(judged["confidence"], 4),
         "seconds_per_step": judged["seconds_per_step"],
         "os": round(judged["total"]["per_step"]),
+        "os_grows": judged["total"]["grows"],
         "peak": round(judged["peak"]["per_step"]),
         "split": split,
         "why": judged["why"],
@@ -153,7 +155,7 @@ def _spokesman(verdict: Document) -> Document:
 
 
 def _end(rank: Document, unit: str, limit: float | None) -> str:
-    rate = max(rank["os"], rank["bytes_per_step"])
+    rate = max(rank["os"] if rank["os_grows"] else 0, rank["bytes_per_step"])
     left = limit if limit is not None else rank.get("left")
     if not left or rate <= 0:
         return ""
@@ -178,7 +180,8 @@ def _split_line(rank: Document) -> str:
     shown = " + ".join(
         f"{_SHORT.get(name, name)} {value / 1e6:.1f}" for name, value in parts.items()
     )
-    peak = f" · a step's peak {_mb(rank['peak'])}" if rank["peak"] >= 5e4 else ""
+    unit = rank.get("unit", "step")
+    peak = f" · {unit}'s peak {_mb(rank['peak'])}" if rank["peak"] >= 5e4 else ""
     return f"OS {_mb(rank['os'])}" + (f" = {shown}" if shown else "") + peak
 
 
@@ -194,16 +197,19 @@ def _suspect_lines(group: list[Document], ranks: Sequence[Document]) -> list[str
     first = group[0]
     mine = [suspect for suspect in group if suspect["rank"] == first["rank"]]
     count = sum(s["count"] for s in mine)
-    made = f"{first['op'] or 'storages'}" + (f" in {first['module']}" if first["module"] else "")
-    more = f" and {len(mine) - 1} more places" if len(mine) > 1 else ""
+    by = f" by {first['op']}" if first["op"] else ""
+    made = by + (f" in {first['module']}" if first["module"] else "")
+    more = f" and {_many(len(mine) - 1, 'more place')}" if len(mine) > 1 else ""
     growth = _mb(sum(s["bytes_per_step"] for s in mine))
     where = f"{site_text(first['site'])}{more}"
     held_on = {suspect["rank"] for suspect in group}
     on = (
         f" on {_where([r for r in ranks if r['rank'] in held_on], ranks)}" if len(ranks) > 1 else ""
     )
-    lines = [f"{count:,} storages, {growth} each time, made by {made} at {where}{on}"]
-    if not first["holders"]:
+    lines = [f"{_many(count, 'storage')}, {growth} each time, made{made} at {where}{on}"]
+    if not first.get("looked", True):
+        lines.append("  they came too late to look at who holds them: run for some more steps")
+    elif not first["holders"]:
         lines.append("  held by nothing that Python or autograd knows: C++ code holds them")
     else:
         what = "  held in a cycle: " if first["cycle"] else "  held by "
@@ -239,14 +245,14 @@ def _ranks_line(verdict: Document) -> str:
     same = [r for r in ranks if r["verdict"] == verdict["verdict"]]
     others = {r["verdict"] for r in ranks} - {verdict["verdict"]}
     rest = f"; others {', '.join(sorted(others))}" if others else ""
-    return f"on {_where(same, ranks)} of {len(ranks)}{rest} · {told}"
+    return f"on {_where(same, ranks, f' of {len(ranks)}')}{rest} · {told}"
 
 
-def _where(some: Sequence[Document], ranks: Sequence[Document]) -> str:
-    """``ranks 0-3, all stage 0 on host a``: which ones, and what only they have in common."""
+def _where(some: Sequence[Document], ranks: Sequence[Document], total: str = "") -> str:
+    """``ranks 0-3, all stage 0``: which ones, and what sets them apart from the others."""
     numbers = sorted({rank["rank"] for rank in some})
     names = "rank" if len(numbers) == 1 else "ranks"
-    out = f"{names} {_spans(numbers)}"
+    out = f"{names} {_spans(numbers)}{total}"
     common = _common(some)
     rest = [rank for rank in ranks if rank["rank"] not in numbers]
     telling = [
@@ -279,6 +285,10 @@ def _spans(numbers: Sequence[int]) -> str:
         else:
             out.append([number, number])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
 def _mb(value: float) -> str:

@@ -31,7 +31,7 @@ def why_all(paths: Sequence[str | Path], most: int = 5) -> str:
 
 
 def _suspect(number: int, suspect: dict[str, Any]) -> list[str]:
-    made = suspect["op"] or "unknown"
+    made = suspect["op"] or "an unknown operator"
     inside = f" in {suspect['module']}" if suspect["module"] else ""
     size = f"{suspect['count']:,} storages, {suspect['bytes'] / 1e6:,.1f} MB"
     growth = f"{suspect['bytes_per_step'] / 1e6:+.3f} MB each time"

@@ -18,6 +18,7 @@ RANK = """
 import os, torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
+mesh = dist.device_mesh.init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 kept = []
@@ -63,7 +64,7 @@ def test_torchrun_starts_tenure(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert_rank_1_leaks(tmp_path / "run.tenure")
-    assert "on ranks 1 of 2; others flat" in ended.stderr
+    assert "on rank 1 of 2, stage 1; others flat" in ended.stderr
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert (verdict["verdict"], len(verdict["ranks"])) == ("leak", 2)
 

@@ -1,0 +1,92 @@
+"""Verdicts of many ranks as a person reads them."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+import tenure
+from tenure.inspect import coordinates, verdicts
+
+
+def rank_of(number: int, kind: str, **place: int) -> verdicts.Document:
+    """One process's verdict: those that leak hold what they make in a list."""
+    suspects = []
+    if kind == "leak":
+        suspects = [
+            {"origin": 1, "bytes": 4_000_000, "per_step": 1e6, "confidence": 1.0, "count": 4}
+            | {"since": 2}
+        ]
+    share = {"name": "held", "per_step": 1e6, "grows": kind == "leak"}
+    judged = {
+        "verdict": kind,
+        "steps": 40,
+        "since": 2,
+        "per_step": 1e6 if kind == "leak" else 0.0,
+        "confidence": 1.0,
+        "seconds_per_step": 0.1,
+        "total": share,
+        "peak": share,
+        "shares": [share],
+        "suspects": suspects,
+        "why": "",
+    }
+    origin = {"op": "aten::mm", "module": "Net", "phase": "forward", "site": "/a/train.py:41 main"}
+    path = [
+        {"kind": "local", "text": "kept (local of main)"},
+        {"kind": "item", "text": f"[{number}]"},
+    ]
+    path[1]["leak"] = True  # type: ignore[assignment]
+    held = {"paths": [path], "frees": 4_000_000, "advice": "do less"}
+    process: dict[str, Any] = {"rank": number, "host": "a" if number < 4 else "b", "pid": number}
+    process |= {"coordinates": place, "cost": 0.01}
+    return verdicts.document(judged, {1: origin}, {1: held}, process)
+
+
+def job(leaking: set[int]) -> list[verdicts.Document]:
+    return [
+        rank_of(n, "leak" if n in leaking else "flat", stage=n // 4, dp=n % 4) for n in range(8)
+    ]
+
+
+def test_ranks_that_share_a_suspect_are_one_line() -> None:
+    screen = verdicts.first_screen(verdicts.merged(job({0, 1, 2, 3})))
+    assert screen.count("made by aten::mm in Net at train.py:41 main") == 1
+    assert "at train.py:41 main on ranks 0-3, all stage 0, host a" in screen
+    assert "on ranks 0-3 of 8, all stage 0, host a; others flat" in screen
+    assert "4.0 MB would go with it" in screen
+
+
+def test_what_all_ranks_share_says_nothing() -> None:
+    screen = verdicts.first_screen(verdicts.merged(job(set(range(8)))))
+    assert "on ranks 0-7 of 8 ·" in screen
+
+
+def test_one_rank() -> None:
+    screen = verdicts.first_screen(verdicts.merged(job({6})))
+    assert "on rank 6 of 8, stage 1, dp 2, host b; others flat" in screen
+
+
+def test_coordinates_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinates, "_given", {})
+    tenure.coordinates(stage=2, dp=0)
+    assert coordinates.found_coordinates() == {"stage": 2, "dp": 0}
+    with pytest.raises(tenure.InputError, match="stage must be a whole number, not str"):
+        tenure.coordinates(stage="last")  # type: ignore[arg-type]
+
+
+def test_coordinates_of_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
+    def uninitialized() -> int:
+        raise AssertionError("data parallel group is not initialized")
+
+    # Megatron does not install here: the functions that it has, under their names.
+    state: Any = types.ModuleType("megatron.core.parallel_state")
+    state.get_pipeline_model_parallel_rank = lambda: 3
+    state.get_tensor_model_parallel_rank = lambda: 1
+    state.get_data_parallel_rank = uninitialized
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
+    monkeypatch.setattr(coordinates, "_given", {})
+    assert coordinates.found_coordinates() == {"stage": 3, "tp": 1}
