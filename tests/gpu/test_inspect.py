@@ -111,3 +111,50 @@ def test_watching_from_before_cuda_is_used() -> None:
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
     )
     assert (ended.returncode, ended.stdout) == (0, "leak\n"), ended.stderr
+
+
+WITHOUT_TRACKER = """
+import sys, torch, tenure
+from pathlib import Path
+from tenure.inspect import devices
+devices._LIBRARY = Path("/nowhere/libtenure_cuda.so")
+if sys.argv[1] == "recording":
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+
+def keep(kept):
+    kept.append(torch.randn(50_000, device="cuda"))
+
+def main():
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer, kept = torch.optim.SGD(model.parameters()), []
+    with tenure.watch(quiet=True) as session:
+        for _ in range(60):
+            model(torch.randn(8, 64, device="cuda")).sum().backward()
+            optimizer.step()
+            if sys.argv[1] != "flat":
+                keep(kept)
+        verdict = session.verdict()
+    print(verdict["verdict"])
+    for suspect in verdict["suspects"][:1]:
+        print(suspect["site"], suspect["device"], "kept (local of main)" in str(suspect["holders"]))
+    print(torch._C._cuda_isHistoryEnabled())
+
+main()
+"""
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("mode", ["leak", "flat", "recording"])
+def test_without_the_tracker_torchs_own_history_serves(mode: str) -> None:
+    command = [sys.executable, "-c", WITHOUT_TRACKER, mode]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    said = ended.stdout.splitlines()
+    assert "only the lines that made them are known" in ended.stderr
+    if mode == "flat":
+        assert said[0] == "flat", ended.stdout
+    else:
+        assert said[0] == "leak", ended.stdout
+        assert said[1] == "<string>:10 keep cuda:0 True"
+    # Ours is switched off again, the program's own is not.
+    assert said[-1] == str(mode == "recording")

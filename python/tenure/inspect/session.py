@@ -63,6 +63,7 @@ class Session:
         self._holdings: dict[int, dict[str, Any]] = {}
         self._cycles: list[dict[str, Any]] = []
         self._looked_at: dict[int, int] = {}  # origin: bytes when it was last looked at
+        self._coordinates: dict[str, int] = {}
         self._doubted: set[int] = set()
         self._accused: list[int] = []
         self._looking = 0.0  # seconds that looking at holders took
@@ -121,6 +122,11 @@ class Session:
                 self._look([s for s in judged["suspects"] if s["origin"] not in self._looked_at])
         return self._document(judged)
 
+    def _place(self) -> dict[str, int]:
+        """Coordinates in the job; what was known before its groups were destroyed stays known."""
+        self._coordinates = found_coordinates() or self._coordinates
+        return self._coordinates
+
     def _document(self, judged: dict[str, Any]) -> verdicts.Document:
         origins = {s["origin"]: _origin(s["origin"]) for s in judged["suspects"]}
         process = {
@@ -132,7 +138,7 @@ class Session:
             "cost": self._watch.cost(),
             "left": _bytes_left(),
             "last": self._last_step,
-            "coordinates": found_coordinates(),
+            "coordinates": self._place(),
             "cycles": self._cycles,
         }
         return verdicts.document(judged, origins, self._holdings, process)
@@ -241,7 +247,7 @@ class Session:
             self._watch.put("cost", f"{self._watch.cost():.5f}")
             left = _bytes_left()
             self._watch.put("left", str(left) if left is not None else "")
-            self._watch.put("coordinates", _json_text(found_coordinates()))
+            self._watch.put("coordinates", _json_text(self._place()))
         except TenureError as error:
             self._watch.note("error", str(error))
         finally:

@@ -161,7 +161,7 @@ def test_above_its_memory_it_steps_down(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--max-memory", "lots"], "'lots' is no number of bytes"),
-        (["--max-cost", "-1"], "-1"),
+        (["--max-cost", "-1"], "greater than or equal to 0"),
         (["--local-dir", "/proc/nothing"], "cannot write recordings to"),
     ],
 )
