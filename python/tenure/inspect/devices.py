@@ -22,7 +22,8 @@ from tenure.inspect.source import is_library
 __all__ = ["History", "history", "watch_when_used"]
 
 _LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "libtenure_cuda.so"
-_SHARE = 0.01  # of the time may go to reading history
+_READS = 64  # of history, whatever they take, so that short programs are told of too
+_SHARE = 0.01  # of the time may go to further ones
 _asked = False
 
 
@@ -35,13 +36,15 @@ class History:
         if self.ours:
             torch.cuda.memory._record_memory_history("state", context="state", stacks="python")
         self._known: dict[int, tuple[int, str]] = {}
+        self._reads = 0
         self._spent = 0.0
         self._began = time.monotonic()
 
     def read(self) -> None:
         """Tells the observer what came and went since last time, if it is worth the time."""
         now = time.monotonic()
-        if self._spent > _SHARE * (now - self._began):
+        self._reads += 1
+        if self._reads > _READS and self._spent > _SHARE * (now - self._began):
             return
         blocks = {
             block["address"]: (device, block["requested_size"], _site(block["frames"]))
@@ -73,8 +76,9 @@ history: History | None = None
 def _site(frames: list[Mapping[str, Any]]) -> str:
     """The innermost line of the user's."""
     for frame in frames:
-        if frame["filename"].endswith(".py") and not is_library(frame["filename"]):
-            return f"{frame['filename']}:{frame['line']} {frame['name']}"
+        file = frame["filename"]  # "??" or a library's, of C++
+        if file.endswith((".py", ">")) and not is_library(file):
+            return f"{file}:{frame['line']} {frame['name']}"
     return ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from watched import ZOO, Batch, Marks
+from watched import ZOO, Batch, Marks, Nursery, Run
 
 BUGS = sorted(path.stem for path in ZOO.glob("*.py"))
 HEALTHY = sorted(path.stem for path in (ZOO / "healthy").glob("*.py"))
@@ -24,12 +24,21 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
     found = Batch(tmp_path_factory.mktemp("zoo"))
     for name in BUGS:
         found.start(str(ZOO / f"{name}.py"))
-        found.start(str(ZOO / f"{name}.py"), "--fixed")
-    for folder, names in (("healthy", HEALTHY), ("growth", sorted(GROWTH))):
-        for name in names:
-            found.start(str(ZOO / folder / f"{name}.py"))
+    for name in sorted(GROWTH):
+        found.start(str(ZOO / "growth" / f"{name}.py"))
     yield found
     found.close()
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """The twins and the healthy programs."""
+    nursery = Nursery(tmp_path_factory.mktemp("sound"))
+    for name in BUGS:
+        nursery.add(ZOO / f"{name}.py", "--fixed")
+    for name in HEALTHY:
+        nursery.add(ZOO / "healthy" / f"{name}.py")
+    return dict(zip([*BUGS, *HEALTHY], nursery.run(), strict=True))
 
 
 def test_the_zoo_is_not_empty() -> None:
@@ -55,16 +64,16 @@ def test_the_bug_is_explained(batch: Batch, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_the_twin_is_flat(batch: Batch, name: str) -> None:
-    run = batch.result(str(ZOO / f"{name}.py"), "--fixed")
+def test_the_twin_is_flat(sound: dict[str, Run], name: str) -> None:
+    run = sound[name]
     assert run.code == 0, run.err
     assert run.verdict["verdict"] == "flat", run.err
     assert "LEAK" not in run.err
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_the_healthy_program_is_flat(batch: Batch, name: str) -> None:
-    run = batch.result(str(ZOO / "healthy" / f"{name}.py"))
+def test_the_healthy_program_is_flat(sound: dict[str, Run], name: str) -> None:
+    run = sound[name]
     assert run.code == 0, run.err
     assert run.verdict["verdict"] == "flat", run.err
     assert "LEAK" not in run.err

@@ -1,0 +1,268 @@
+"""Ways of holding storages, one by one: what the path says, where its mark is, what is advised."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import tenure
+from tenure.inspect import holders
+
+STEPS = 16
+Body = Callable[[int], None]
+
+
+def leak(body: Body) -> dict[str, Any]:
+    """The first suspect of a loop with this body."""
+    with tenure.watch(quiet=True) as session:
+        for step in range(STEPS):
+            body(step)
+            tenure.step()
+        verdict = session.verdict()
+    assert verdict["verdict"] == "leak", verdict["ranks"]
+    suspect: dict[str, Any] = verdict["suspects"][0]
+    return suspect
+
+
+def consume(_: object) -> None:
+    """For values that are of no use."""
+
+
+def words(suspect: dict[str, Any]) -> str:
+    return " → ".join(hop["text"] for hop in suspect["holders"][0])
+
+
+def marked(suspect: dict[str, Any]) -> str:
+    (hop,) = [hop["text"] for hop in suspect["holders"][0] if hop.get("leak")]
+    return str(hop)
+
+
+def test_activations_saved_beside_weights_that_changed_since() -> None:
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.LayerNorm(64), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+
+    def body(_: int) -> None:
+        losses.append(model(torch.randn(256, 64)).sum())
+        model(torch.randn(8, 64)).sum().backward()
+        optimizer.step()
+
+    found = leak(body)
+    assert "losses" in words(found)
+    assert "saved" in words(found)
+    assert "detach" in found["advice"]
+
+
+def test_every_suspect_of_a_deep_graph_is_looked_at() -> None:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(12)])
+    losses: list[torch.Tensor] = []
+    with tenure.watch(quiet=True) as session:
+        for _ in range(STEPS):
+            losses.append(model(torch.randn(128, 32)).sum())
+            tenure.step()
+        verdict = session.verdict()
+    assert len(verdict["suspects"]) >= 12
+    assert all("losses" in words(suspect) for suspect in verdict["suspects"])
+
+
+def test_checkpointed_losses() -> None:
+    layer, losses = nn.Linear(64, 64), []
+
+    def body(_: int) -> None:
+        x = torch.randn(256, 64, requires_grad=True)
+        losses.append(checkpoint(layer, x * 2, use_reentrant=False).sum())
+
+    assert "losses" in words(leak(body))
+
+
+def test_sparse_tensors() -> None:
+    kept: list[torch.Tensor] = []
+    found = leak(lambda _: kept.append(torch.eye(512).to_sparse() * 2))
+    assert "kept" in words(found)
+    kept.clear()
+    found = leak(lambda _: kept.append(torch.eye(512).to_sparse_csr() * 2))
+    assert "kept" in words(found)
+
+
+def test_an_array_of_objects() -> None:
+    slots = np.empty(STEPS, dtype=object)
+
+    def body(step: int) -> None:
+        slots[step] = torch.randn(5000)
+
+    assert "slots" in words(leak(body))
+
+
+def test_a_context_variable() -> None:
+    trace: contextvars.ContextVar[tuple[torch.Tensor, ...]] = contextvars.ContextVar("trace")
+    trace.set(())
+
+    def body(_: int) -> None:
+        trace.set((*trace.get(), torch.randn(5000)))
+
+    assert "trace (context variable)" in words(leak(body))
+    trace.set(())
+
+
+def test_what_cxx_holds_is_said_so() -> None:
+    futures: list[torch.futures.Future[torch.Tensor]] = []
+
+    def body(_: int) -> None:
+        futures.append(torch.futures.Future())
+        futures[-1].set_result(torch.randn(5000))
+
+    found = leak(body)
+    assert marked(found) == "C++ code or an extension's object"
+    assert found["advice"] == ""
+
+
+class Bank(nn.Module):
+    """Grows by concatenation."""
+
+    bank: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(0, 512))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.bank = torch.cat([self.bank, x.detach()])
+        return x
+
+
+def test_one_storage_that_gets_larger_is_marked_at_its_name() -> None:
+    model = Bank()
+    found = leak(lambda _: consume(model(torch.randn(8, 512))))
+    assert marked(found).startswith(".bank of Bank")
+    assert "test_holders.py:" in marked(found)
+
+
+def test_what_is_read_in_each_step_and_grows_is_no_larger_input() -> None:
+    model = Bank()
+    weight = torch.randn(512, 512, requires_grad=True)
+
+    def body(_: int) -> None:
+        model(torch.randn(64, 512))
+        (model.bank @ weight).square().sum().backward()
+
+    assert ".bank of Bank" in words(leak(body))
+
+
+class Node:
+    """Of a list."""
+
+    def __init__(self, following: Node | None) -> None:
+        self.following, self.data = following, torch.randn(5000)
+
+
+def test_chains_are_made_short() -> None:
+    head: list[Node | None] = [None]
+
+    def body(_: int) -> None:
+        head[0] = Node(head[0])
+
+    found = leak(body)
+    text = words(found)
+    assert len(text) < 300
+    assert "following of Node" in text
+    assert "(×" in text
+
+
+def test_an_endless_closure_is_told_from_a_list_in_one() -> None:
+    def collector() -> Callable[[torch.Tensor], None]:
+        seen: list[torch.Tensor] = []
+        return lambda x: seen.append(x)
+
+    collect = collector()
+    found = leak(lambda _: collect(torch.randn(5000)))
+    assert "seen (closure of" in words(found)
+    assert "close over" not in found["advice"]
+    functions: list[Callable[[], torch.Tensor]] = []
+
+    def body(_: int) -> None:
+        tensor = torch.randn(5000)
+        functions.append(lambda: tensor)
+
+    assert "close over" in leak(body)["advice"]
+
+
+@pytest.mark.parametrize(("size", "advice"), [(None, "give lru_cache a maxsize"), (99, "lower")])
+def test_advice_on_caches(size: int | None, advice: str) -> None:
+    @functools.lru_cache(maxsize=size)
+    def made(_: int) -> torch.Tensor:
+        return torch.randn(5000)
+
+    assert advice in leak(lambda step: consume(made(step)))["advice"]
+
+
+def test_hooks_that_pile_up() -> None:
+    layer = nn.Linear(8, 8)
+
+    def body(_: int) -> None:
+        extra = torch.randn(5000)
+        layer.register_forward_hook(lambda *_: print(extra.shape) if extra is None else None)
+
+    assert "handle.remove()" in leak(body)["advice"]
+
+
+class Tree:
+    """A child knows its parent."""
+
+    def __init__(self, parent: Tree | None = None) -> None:
+        self.parent, self.children, self.data = parent, [], torch.randn(5000)  # type: ignore[var-annotated]
+        if parent is not None:
+            parent.children.append(self)
+
+
+@pytest.fixture
+def _no_collections() -> Iterator[None]:
+    import gc
+
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collections")
+def test_a_cycle_has_one_mark_and_the_way_out() -> None:
+    found = leak(lambda _: consume(Tree(Tree())))
+    assert found["cycle"]
+    assert marked(found)
+    assert ".data of Tree" in words(found)
+
+
+def test_a_notebooks_or_a_modules_globals_by_name() -> None:
+    source = (
+        "import torch, tenure\nkept = []\n"
+        f"for _ in range({STEPS}):\n    kept.append(torch.randn(5000))\n    tenure.step()\n"
+    )
+    space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    with tenure.watch(quiet=True) as session:
+        exec(compile(source, "cell", "exec"), space)
+        verdict = session.verdict()
+    assert "kept (global of __main__)" in words(verdict["suspects"][0])
+
+
+def test_compiled_functions() -> None:
+    layer = nn.Linear(64, 64)
+    fast = torch.compile(lambda x: layer(x).relu(), backend="aot_eager")
+    kept: list[torch.Tensor] = []
+    found = leak(lambda _: kept.append(fast(torch.randn(64, 64))))
+    assert "kept" in words(found)
+    assert "test_holders.py" in found["site"]
+
+
+def test_collapsing() -> None:
+    hops = [holders.Hop("local", "a")]
+    hops += [holders.Hop("attribute", ".next of N"), holders.Hop("item", "[3]")] * 4
+    hops += [holders.Hop("tensor", "tensor")] * 2
+    said = [hop.text for hop in holders.collapsed(hops)]
+    assert said == ["a", ".next of N", "[3] (×4)", "tensor", "tensor"]
