@@ -29,6 +29,7 @@ constexpr auto kWriteEvery = 250ms;
 constexpr double kCutShare = 0.005;  // of the wall time may go to cuts that are not due
 constexpr double kChildrenShare = 0.003;
 constexpr double kHeapShare = 0.002;  // and to asking malloc, which walks its free blocks
+constexpr uint64_t kHeapSteps = 128;  // in which malloc is asked in any case
 
 StepRow sampled_row(uint64_t step, double seconds) {
   StepRow row;
@@ -93,7 +94,7 @@ struct Watch::State {
     row.born_bytes = flow.born_bytes - last.born_bytes;
     row.deaths = flow.deaths - last.deaths;
     last = flow;
-    if (heap_time <= row.seconds * kHeapShare) {
+    if (steps < kHeapSteps || heap_time <= row.seconds * kHeapShare) {
       const auto asked = SteadyClock::now();
       const auto heap = mallinfo2();
       heap_time += std::chrono::duration<double>(SteadyClock::now() - asked).count();
