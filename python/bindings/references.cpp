@@ -232,50 +232,53 @@ class References {
   // a cycle can be freed is not seen from its elements. The same count is made here, of the objects
   // that no root reaches. At once, for some of them may be gone when it is asked for.
   void find_garbage() {
-    std::unordered_map<PyObject*, Py_ssize_t> unexplained;
+    struct Count {
+      std::vector<PyObject*> objects;
+      std::unordered_map<PyObject*, Py_ssize_t> unexplained;
+      std::vector<PyObject*> open;  // those that stay, and what they keep is still to be seen
+    } count;
     for (auto node = uint32_t{0}; node < graph_.size(); ++node) {
       auto* object = static_cast<PyObject*>(const_cast<void*>(graph_.object(node)));
       if (!graph_.reached(node) && graph_.kind(node) == NodeKind::object &&
           PyObject_IS_GC(object) != 0 && PyObject_GC_IsTracked(object) != 0) {
-        unexplained.emplace(object, Py_REFCNT(object));
+        count.objects.push_back(object);
+        count.unexplained.emplace(object, Py_REFCNT(object));
       }
     }
-    for (const auto& [object, count] : unexplained) {
-      const auto explain = [](PyObject* target, void* counts) {
-        auto& all = *static_cast<decltype(unexplained)*>(counts);
+    for (auto* object : count.objects) {
+      const auto explain = [](PyObject* target, void* given) {
+        auto& all = static_cast<Count*>(given)->unexplained;
         if (const auto found = all.find(target); found != all.end()) {
           --found->second;
         }
         return 0;
       };
-      Py_TYPE(object)->tp_traverse(object, explain, &unexplained);
+      Py_TYPE(object)->tp_traverse(object, explain, &count);
     }
-    struct Keep {
-      decltype(unexplained)& counts;
-      std::vector<PyObject*> open;
-    } keep{unexplained, {}};
-    for (const auto& [object, count] : unexplained) {
-      if (count > 0) {
-        keep.open.push_back(object);
+    for (auto* object : count.objects) {
+      if (count.unexplained[object] > 0) {
+        count.open.push_back(object);
       }
     }
-    for (auto* object : keep.open) {
-      unexplained.erase(object);
+    for (auto* object : count.open) {
+      count.unexplained.erase(object);
     }
-    while (!keep.open.empty()) {
-      auto* object = keep.open.back();
-      keep.open.pop_back();
+    while (!count.open.empty()) {
+      auto* object = count.open.back();
+      count.open.pop_back();
       const auto stay = [](PyObject* target, void* given) {
-        auto& self = *static_cast<Keep*>(given);
-        if (self.counts.erase(target) > 0) {
+        auto& self = *static_cast<Count*>(given);
+        if (self.unexplained.erase(target) > 0) {
           self.open.push_back(target);
         }
         return 0;
       };
-      Py_TYPE(object)->tp_traverse(object, stay, &keep);
+      Py_TYPE(object)->tp_traverse(object, stay, &count);
     }
-    for (const auto& [object, count] : unexplained) {
-      garbage_.insert(object);
+    for (auto* object : count.objects) {
+      if (count.unexplained.contains(object)) {
+        garbage_.insert(object);
+      }
     }
   }
 

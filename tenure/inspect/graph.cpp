@@ -287,7 +287,7 @@ std::vector<Cycle> Graph::cycles(std::span<const uint64_t> weights, size_t most)
       reach(node, component);
     }
   }
-  for (size_t next = 0; next < queue.size(); ++next) {
+  for (size_t next = 0; next < queue.size(); ++next) {  // NOLINT(modernize-loop-convert): it grows
     const auto node = queue[next];
     for (auto edge = firsts_[node]; edge < end_of(node); ++edge) {
       if (edges_[edge] >= begin) {
@@ -361,20 +361,20 @@ std::vector<uint32_t> Graph::labels_behind(std::span<const uint32_t> path,
                                            std::span<const uint64_t> labels) const {
   // The deepest element of the path that the way to each node leads through. A node is added after
   // the one that it was found from, so one pass suffices however long the ways are.
-  constexpr auto kNowhere = ~size_t{0};
-  std::vector<size_t> place(size(), kNowhere);
+  constexpr auto nowhere = ~size_t{0};
+  std::vector<size_t> place(size(), nowhere);
   for (size_t i = 0; i < path.size(); ++i) {
     place[path[i]] = i;
   }
   for (uint32_t node = 0; node < size(); ++node) {
-    if (place[node] == kNowhere && parents_[node] != kNone) {
+    if (place[node] == nowhere && parents_[node] != kNone) {
       place[node] = place[parents_[node]];
     }
   }
   // A way that leads through an element leads through all before it.
   std::vector<std::vector<uint64_t>> met(path.size());
   for (size_t i = 0; i < nodes.size(); ++i) {
-    if (place[nodes[i]] != kNowhere) {
+    if (place[nodes[i]] != nowhere) {
       met[place[nodes[i]]].push_back(labels[i]);
     }
   }

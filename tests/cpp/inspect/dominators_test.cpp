@@ -83,7 +83,7 @@ TEST(Dominators, RandomGraphsAsDefined) {
   for (int round = 0; round < 2000; ++round) {
     const uint32_t size = 2 + random() % 10;
     Lists lists(size);
-    for (auto edges = random() % (3 * size); edges > 0; --edges) {
+    for (auto edges = random() % (size_t{3} * size); edges > 0; --edges) {
       lists[random() % size].push_back(static_cast<uint32_t>(random() % size));
     }
     const std::vector<uint32_t> roots{0, static_cast<uint32_t>(random() % size)};
