@@ -47,7 +47,7 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     wrapper.write_text(CENSUS)
     nursery = Nursery(folder)
     for name in BUGS:
-        nursery.add(wrapper, str(ZOO / f"{name}.py"), "--steps", "100000")
+        nursery.add(wrapper, str(ZOO / f"{name}.py"), "--steps", "20000")
     for name in HEALTHY:
         nursery.add(wrapper, str(ZOO / "healthy" / f"{name}.py"))
     runs = nursery.run()

@@ -31,7 +31,7 @@ def watch() -> None:
                 pass
 
 threading.Thread(target=watch, daemon=True).start()
-sys.argv = [sys.argv[1], "--steps", "1000000"]
+sys.argv = [sys.argv[1], "--steps", "20000"]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
