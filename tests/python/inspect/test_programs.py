@@ -108,7 +108,8 @@ def test_what_was_there_before_is_known(tmp_path: Path) -> None:
 def test_a_forked_child_is_not_watched(tmp_path: Path) -> None:
     body = """
     if step == 20:
-                child = os.fork()
+        import os
+        child = os.fork()
         if child == 0:
             for _ in range(50): kept.append(torch.randn(1000))
             os._exit(0)
