@@ -48,6 +48,8 @@ function(tenure_compile target)
       ${target} PRIVATE -fsanitize=${TENURE_SANITIZE} -fno-sanitize-recover=all
                         -fno-omit-frame-pointer)
     target_link_options(${target} PRIVATE -fsanitize=${TENURE_SANITIZE})
+    # torch does not export the type information of its Python hooks, which this check asks for.
+    target_compile_options(${target} PRIVATE -fno-sanitize=vptr)
   endif()
 endfunction()
 
