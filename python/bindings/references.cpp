@@ -61,10 +61,6 @@ size_t bytes_of(const c10::StorageImpl& storage) {
   return bytes ? static_cast<size_t>(*bytes) : 0;
 }
 
-// Note [When it is safe to look]
-// The GIL keeps Python still, not C++: a thread inside backward() changes the graph without it. The
-// watcher therefore builds the graph on the training thread itself, between two steps, or through a
-// pending call between two bytecodes of the main thread.
 // Objects may not go while they are looked at.
 struct NoCollections {
   NoCollections() = default;
@@ -78,6 +74,10 @@ struct NoCollections {
   const bool were_on = PyGC_Disable() != 0;
 };
 
+// Note [When it is safe to look]
+// The GIL keeps Python still, not C++: a thread inside backward() changes the graph without it. The
+// watcher therefore builds the graph on the training thread itself, between two steps, or through a
+// pending call between two bytecodes of the main thread.
 class References {
  public:
   // `skip` are objects that are not followed: the watcher's own.

@@ -93,7 +93,7 @@ class Session:
 
     def _start(self, options: Options) -> _C.Watch:
         """With a recording, or without if the disk is full."""
-        about = _about(options, self._redact(self._host) if options.redact else self._host)
+        about = _about(options, self._redact(self._host))
         if self.recording is not None:
             try:
                 path = str(self.recording)
