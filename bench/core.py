@@ -17,7 +17,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-import report
+import tables
 
 PROGRAM = Path(__file__).parent.parent / "build/dev/bench/bench_core"
 
@@ -112,7 +112,7 @@ def main() -> None:
         sys.exit("bench_core is not built: install libbenchmark-dev and run make build")
 
     measured = medians(options.repetitions, options.min_time)
-    table = report.Table("core", ["what", "ns", "× floor", "floor", "bar (ns)", ""])
+    table = tables.Table("core", ["what", "ns", "× floor", "floor", "bar (ns)", ""])
     for arm, name in FLOORS.items():
         table.add([name, f"{measured[arm]:,.1f}", "", "", "", ""], arm=arm, ns=measured[arm])
     table.rule()

@@ -22,7 +22,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-import report
+import tables
 import torch
 
 import tenure
@@ -95,7 +95,7 @@ def main() -> None:
     things = []
     while len(gc.get_objects()) < options.objects:
         things.append([Thing(i) for i in range(10_000)])
-    table = report.Table("holders", ["what", "seconds", "bar", ""])
+    table = tables.Table("holders", ["what", "seconds", "bar", ""])
 
     def add(name: str, call: Callable[[], object], bar: float | None = None) -> None:
         found = seconds(call, options.rounds)
@@ -103,7 +103,11 @@ def main() -> None:
         holds = "" if bar is None else "holds" if middle <= bar else "MISSED"
         table.add([name, f"{middle:.2f}", f"{bar or ''}", holds], arm=name, seconds=found)
 
-    add("graph", lambda: _C.References(holders.own_objects()))
+    def graph() -> None:
+        with _C.References(holders.own_objects()):
+            pass
+
+    add("graph", graph)
     add("graph + explain", lambda: tenure.explain(kept[5]), BAR_SECONDS)
     add("graph + census", tenure.census, BAR_SECONDS)
     add("graph + explain in autograd", lambda: tenure.explain(live[5]), BAR_SECONDS)
@@ -111,7 +115,7 @@ def main() -> None:
     table.show()
 
     each = (memory_of("watched") - memory_of("plain")) / 1_000_000
-    memory = report.Table("traced", ["what", "bytes a storage", "bar", ""])
+    memory = tables.Table("traced", ["what", "bytes a storage", "bar", ""])
     holds = "holds" if each <= BAR_BYTES else "MISSED"
     memory.add(["traced", f"{each:.0f}", f"{BAR_BYTES}", holds], bytes=each)
     memory.show()

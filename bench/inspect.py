@@ -1,12 +1,16 @@
 """What watching costs, beside its peers, in one process with all arms interleaved.
 
-    python bench/inspect.py [--device cpu|cuda] [--rounds 12] [--steps 4]
+    python bench/inspect.py [--device cpu|cuda] [--rounds 24] [--steps 2] [--arms count] [--small]
 
-Each round trains a few steps under every arm, in turn; the figure is the median over rounds of an
-arm's time to that of the same round's plain arm. Beside it the same of CPU time, of all threads:
-where other machines share the cores, it is the steadier of the two. On the CPU a GPT of 6 layers,
-width 384, T 256, batch 8, fp32, with memray beside; on CUDA 16 Llama blocks of width 2048, T 8192,
-bf16, with torch's own memory history beside.
+Each round trains a few steps under every arm, in turn, and the plain arm at both ends; the figure
+is the median over rounds of an arm's time to the mean of that round's plain ones, with the range in
+which it lies in 95 of 100 draws of as many rounds. A bar holds if the whole range is below it and
+is missed if the whole range is above it; else the machine was too noisy to tell. Beside it the same
+of CPU time, of all threads, and the milliseconds that an arm adds to a step. Those do not depend on
+how large the tensors are: where a machine is too noisy for the ratio, --small tells them from the
+same model on a batch of 8 tokens. On the CPU a GPT of 6 layers, width 384, T 256, batch 8, fp32,
+with memray beside; on CUDA 16 Llama blocks of width 2048, T 8192, bf16, with torch's own memory
+history beside.
 """
 
 from __future__ import annotations
@@ -17,28 +21,31 @@ sys.path.append(sys.path.pop(0))  # last, for this file has the name of one of P
 
 import argparse
 import contextlib
+import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import models
-import report
+import tables
 import torch
 from rich.progress import Progress
 
 import tenure
 
+WARM = 2  # steps under an arm that are not counted: what an arm does once is not a step's cost
 BARS = {"cpu": {"count": 1.01, "trace": 1.05}, "cuda": {"count": 1.01, "trace": 1.03}}
 
 
-def training_step(device: str) -> Callable[[], None]:
+def training_step(device: str, small: bool) -> Callable[[], None]:
     torch.manual_seed(0)
     if device == "cpu":
         model: torch.nn.Module = models.Gpt()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        batch = torch.randint(512, (8, 257))
+        batch = torch.randint(512, (1, 9) if small else (8, 257))
 
         def step() -> None:
             logits = model(batch[:, :-1])
@@ -85,7 +92,6 @@ def under_history() -> Iterator[None]:
 
 def arms(device: str) -> dict[str, Callable[[], contextlib.AbstractContextManager[object]]]:
     out: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
-        "plain": contextlib.nullcontext,
         "count": lambda: watched("count"),
         "trace": lambda: watched("trace"),
         "deep": lambda: watched("deep"),
@@ -100,58 +106,116 @@ def arms(device: str) -> dict[str, Callable[[], contextlib.AbstractContextManage
     return out
 
 
-Times = dict[str, list[tuple[float, float]]]
+@dataclass
+class Round:
+    """Seconds a step of one arm in one round, by the clock and of CPU time."""
+
+    wall: float
+    work: float
 
 
-def measured(device: str, rounds: int, steps: int) -> Times:
-    """Seconds a step of each arm, and of CPU time, round by round. First steps are not counted."""
-    step, ways = training_step(device), arms(device)
+Times = dict[str, list[Round]]
+
+
+def timed(step: Callable[[], None], steps: int) -> Round:
+    for _ in range(WARM):
+        step()
+    begin, worked = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        step()
+    took, work = time.perf_counter() - begin, time.process_time() - worked
+    return Round(took / steps, work / steps)
+
+
+def mean(a: Round, b: Round) -> Round:
+    return Round((a.wall + b.wall) / 2, (a.work + b.work) / 2)
+
+
+def measured(
+    step: Callable[[], None], device: str, names: list[str], rounds: int, steps: int
+) -> Times:
+    """Each arm's times, round by round, and those of plain."""
+    ways = arms(device)
     for _ in range(3):
         step()
-    times: Times = {name: [] for name in ways}
+    times: Times = {name: [] for name in ["plain", *names]}
     with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
         for number in progress.track(range(rounds), description="rounds"):
-            order = list(ways)
-            for name in order[number % len(order) :] + order[: number % len(order)]:
+            before = timed(step, steps)
+            at = number % len(names)
+            for name in names[at:] + names[:at]:
                 with ways[name]():
-                    step()
-                    begin, worked = time.perf_counter(), time.process_time()
-                    for _ in range(steps):
-                        step()
-                    took, work = time.perf_counter() - begin, time.process_time() - worked
-                    times[name].append((took / steps, work / steps))
+                    times[name].append(timed(step, steps))
+            times["plain"].append(mean(before, timed(step, steps)))
     return times
 
 
-def ratio(times: Times, name: str, which: int) -> float:
+def ratio(times: Times, name: str, what: str) -> tuple[float, float, float]:
+    """Median over rounds of an arm's time to plain's, and the range in which it surely lies."""
     pairs = zip(times[name], times["plain"], strict=True)
-    return statistics.median(mine[which] / plain[which] for mine, plain in pairs)
+    found = [getattr(mine, what) / getattr(plain, what) for mine, plain in pairs]
+    draw = random.Random(0)
+    again = sorted(statistics.median(draw.choices(found, k=len(found))) for _ in range(2000))
+    return statistics.median(found), again[50], again[-51]
+
+
+def added(times: Times, name: str) -> float:
+    """Milliseconds that an arm adds to a step: the median over rounds."""
+    pairs = zip(times[name], times["plain"], strict=True)
+    return 1e3 * statistics.median(mine.wall - plain.wall for mine, plain in pairs)
+
+
+def against(bar: float | None, low: float, high: float) -> str:
+    if bar is None:
+        return ""
+    return "holds" if high <= bar else "MISSED" if low > bar else "too noisy to tell"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=4, help="steps of an arm in a round")
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=2, help="steps of an arm in a round")
+    parser.add_argument("--arms", default="", help="some of them only, with commas between")
+    parser.add_argument("--small", action="store_true", help="tokens, for the milliseconds added")
     options = parser.parse_args()
+    if options.small and options.device != "cpu":
+        sys.exit("--small is for the CPU")
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("there is no CUDA device: --device cpu")
+    names = options.arms.split(",") if options.arms else list(arms(options.device))
+    unknown = set(names) - set(arms(options.device))
+    if unknown:
+        sys.exit(f"no such arm: {', '.join(unknown)}; there are {', '.join(arms(options.device))}")
 
-    times = measured(options.device, options.rounds, options.steps)
-    table = report.Table(
-        f"inspect-{options.device}", ["arm", "ms a step", "× plain", "bar", "", "CPU time"]
-    )
+    step = training_step(options.device, options.small)
+    times = measured(step, options.device, names, options.rounds, options.steps)
+    columns = ["arm", "ms a step", "+ ms", "× plain", "95 %", "bar", "", "× CPU time"]
+    table = tables.Table(f"inspect-{options.device}{'-small' if options.small else ''}", columns)
     for name, found in times.items():
-        wall, work = ratio(times, name, 0), ratio(times, name, 1)
-        bar = BARS[options.device].get(name)
-        holds = "" if bar is None else "holds" if wall <= bar else "MISSED"
-        ms = 1e3 * statistics.median(took for took, _ in found)
+        wall, low, high = ratio(times, name, "wall")
+        work, *_ = ratio(times, name, "work")
+        bar = None if options.small else BARS[options.device].get(name)
+        more = added(times, name)
+        ms = 1e3 * statistics.median(one.wall for one in found)
+        told = [f"{wall:.3f}", f"{low:.3f}-{high:.3f}"] if name != "plain" else ["1", ""]
         table.add(
-            [name, f"{ms:.1f}", f"{wall:.3f}", f"{bar or ''}", holds, f"{work:.3f}"],
+            [
+                name,
+                f"{ms:.1f}",
+                f"{more:.2f}",
+                *told,
+                f"{bar or ''}",
+                against(bar, low, high),
+                f"{work:.3f}",
+            ],
             arm=name,
-            seconds=found,
+            seconds=[one.wall for one in found],
             ratio=wall,
+            low=low,
+            high=high,
             cpu_ratio=work,
+            added_ms=more,
         )
     table.show()
 

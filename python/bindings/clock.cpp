@@ -18,6 +18,8 @@ void bind_clock(py::module_& m) {
       [](uint64_t who) { return tenure::clock().tick(Clock::Source::implicit, who); },
       py::arg("who"));
 
+  m.def("leave_clock", [](uint64_t who) { tenure::clock().leave(who); }, py::arg("who"));
+
   py::class_<Clock::Subscription>(m, "Subscription").def("end", [](Clock::Subscription& self) {
     self = Clock::Subscription();
   });

@@ -94,6 +94,7 @@ void each_figure(Row& row, const Visit& visit) {
   visit("shared", row.shared);
   visit("cgroup", row.cgroup);
   visit("children", row.children);
+  visit("in_memory", row.in_memory);
   visit("heap", row.heap);
   visit("heap_free", row.heap_free);
   visit("pinned", row.pinned);
@@ -153,11 +154,15 @@ py::dict verdict_dict(const Verdict& verdict) {
     shares.append(share_dict(share));
   }
   out["shares"] = shares;
-  py::list suspects;
-  for (const auto& suspect : verdict.suspects) {
-    suspects.append(suspect_dict(suspect));
-  }
-  out["suspects"] = suspects;
+  const auto dicts = [](const std::vector<Suspect>& given) {
+    py::list all;
+    for (const auto& suspect : given) {
+      all.append(suspect_dict(suspect));
+    }
+    return all;
+  };
+  out["suspects"] = dicts(verdict.suspects);
+  out["filling"] = dicts(verdict.filling);
   py::list doubtful;
   for (const auto origin : verdict.doubtful) {
     doubtful.append(static_cast<uint32_t>(origin));
@@ -167,11 +172,22 @@ py::dict verdict_dict(const Verdict& verdict) {
   return out;
 }
 
+Evidence evidence_of(const std::set<uint32_t>& accused, const std::set<uint32_t>& bounded) {
+  Evidence out;
+  for (const auto origin : accused) {
+    out.accused.insert(OriginId{origin});
+  }
+  for (const auto origin : bounded) {
+    out.bounded.insert(OriginId{origin});
+  }
+  return out;
+}
+
 using CutRow = std::tuple<uint64_t, int64_t, int64_t, int64_t>;  // step, bytes, count, birth steps
 
 py::dict judge_recorded(const std::vector<py::dict>& given,
                         const std::map<uint32_t, std::vector<CutRow>>& cut_rows, bool steps,
-                        const std::vector<uint32_t>& given_accused) {
+                        const std::set<uint32_t>& accused, const std::set<uint32_t>& bounded) {
   std::vector<StepRow> rows;
   rows.reserve(given.size());
   for (const auto& row : given) {
@@ -183,11 +199,8 @@ py::dict judge_recorded(const std::vector<py::dict>& given,
       cuts[OriginId{origin}].push_back({step, OriginId{origin}, bytes, count, birth_steps});
     }
   }
-  std::set<OriginId> accused;
-  for (const auto origin : given_accused) {
-    accused.insert(OriginId{origin});
-  }
-  return verdict_dict(judge(rows, cuts, steps ? Unit::step : Unit::interval, accused));
+  return verdict_dict(
+      judge(rows, cuts, steps ? Unit::step : Unit::interval, evidence_of(accused, bounded)));
 }
 
 py::dict judge_live(const Watch& watch) {
@@ -195,7 +208,7 @@ py::dict judge_live(const Watch& watch) {
   {
     const py::gil_scoped_release nogil;
     verdict = judge(watch.rows(), watch.cuts(), watch.ticking() ? Unit::step : Unit::interval,
-                    watch.accused());
+                    watch.evidence());
   }
   return verdict_dict(verdict);
 }
@@ -236,7 +249,7 @@ void bind_inspect(py::module_& m) {
   m.def("can_record", &can_record);
   m.def("origin", &origin_dict, py::arg("id"));
   m.def("judge", &judge_recorded, py::arg("rows"), py::arg("cuts"), py::arg("steps"),
-        py::arg("accused"));
+        py::arg("accused"), py::arg("bounded"));
   m.def("alive_of", &alive_of, py::arg("origins"));
   m.def("alive_storages", &alive_storages, py::call_guard<py::gil_scoped_release>());
   m.def("observer_bytes", [] { return observer().births().footprint(); });
@@ -268,13 +281,23 @@ void bind_inspect(py::module_& m) {
         return observer().welcome(*impl);
       },
       py::arg("storage"));
-  // Of one whose memory is not the allocator's: shared with another process, say.
+  // Of those whose memory is not the allocator's: shared with another process, or numpy's.
   m.def(
-      "welcome_foreign",
+      "welcome_shared",
       [](const py::object& storage) {
-        observer().welcome_foreign(*py::cast<c10::Storage>(storage).unsafeGetStorageImpl());
+        observer().welcome_foreign(*py::cast<c10::Storage>(storage).unsafeGetStorageImpl(),
+                                   Observer::Memory::shared);
       },
       py::arg("storage"));
+  m.def(
+      "welcome_wrapped",
+      [](const at::Tensor& tensor) {
+        if (tensor.has_storage()) {
+          observer().welcome_foreign(*tensor.storage().unsafeGetStorageImpl(),
+                                     Observer::Memory::heap);
+        }
+      },
+      py::arg("tensor"));
   m.def("unnamed_modules", [] {
     std::vector<std::pair<uint32_t, uintptr_t>> out;
     for (const auto& [number, address] : unnamed_modules()) {
@@ -335,8 +358,11 @@ void bind_inspect(py::module_& m) {
           py::arg("step"), py::arg("origin"), py::arg("bytes_per_step"), py::arg("bytes"),
           py::arg("count"), py::arg("path"))
       .def(
-          "accuse", [](Watch& self, uint32_t origin) { self.accuse(OriginId{origin}); },
-          py::arg("origin"))
+          "set_evidence",
+          [](Watch& self, const std::set<uint32_t>& accused, const std::set<uint32_t>& bounded) {
+            self.set_evidence(evidence_of(accused, bounded));
+          },
+          py::arg("accused"), py::arg("bounded"))
       .def("note", &Watch::note, py::arg("kind"), py::arg("text"))
       .def("put", &Watch::put, py::arg("key"), py::arg("value"))
       .def(

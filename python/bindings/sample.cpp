@@ -78,6 +78,8 @@ void bind_process(py::module_& m) {
       .field("rss", &MappedSample::rss, "Exact, unlike ProcessSample.rss on older kernels.")
       .field("cgroup_inactive_file", &MappedSample::cgroup_inactive_file,
              "Cached files of the group that the kernel drops first.")
+      .field("cgroup_files_in_memory", &MappedSample::cgroup_files_in_memory,
+             "Of the group, less what the process maps itself: files in /dev/shm, say.")
       .computed(
           "age", [](const MappedSample& self) { return seconds(self.age); },
           "Seconds since the walk began.")

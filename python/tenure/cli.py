@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 Level = Enum("Level", {"count": "count", "trace": "trace", "deep": "deep"})
+ExportForm = Enum("ExportForm", {"csv": "csv", "trace": "trace", "snapshot": "snapshot"})
 EnvStyle = Enum("EnvStyle", {"shell": "shell", "json": "json", "yaml": "yaml"})
 
 
@@ -179,6 +180,7 @@ def why(
     from tenure.inspect import why as command
 
     with _one_line_errors():
+        _say_what_is_left_out([recordings])
         if json:
             typer.echo(_as_json(reading.judge([recordings])))
         elif storage is None:
@@ -204,6 +206,7 @@ def check(
 
     with _one_line_errors():
         limit = parse_bytes(peak) if peak else None
+        _say_what_is_left_out(recordings)
         verdict = reading.judge(recordings)
         typer.echo(_as_json(verdict) if json else verdicts.first_screen(verdict))
         code = command.CODES[verdict["verdict"]]
@@ -213,6 +216,51 @@ def check(
                 typer.echo(f"peak {reached:,} bytes on rank {rank}, over {limit:,}", err=json)
                 code = 1
     raise typer.Exit(code)
+
+
+_EXPORTS = {"csv": "tenure-csv", "trace": "tenure-trace.json", "snapshot": "tenure-snapshot.pickle"}
+
+
+@app.command()
+def export(
+    recordings: _RECORDINGS,
+    form: Annotated[
+        ExportForm,
+        typer.Option(
+            "--as",
+            help="csv: steps and storages as tables; trace: for Perfetto or chrome://tracing; "
+            "snapshot: for PyTorch's viewer, pytorch.org/memory_viz.",
+        ),
+    ],
+    out: Annotated[
+        str,
+        typer.Option("--out", help="File to write; with csv a folder.", show_default=False),
+    ] = "",
+    rank: Annotated[
+        int | None, typer.Option(help="This one only; a snapshot has one rank, the lowest.")
+    ] = None,
+) -> None:
+    """Write recordings in the form of another tool.
+
+    tenure export run.tenure --as snapshot
+    """
+    from tenure.inspect.verdicts import shown_path
+    from tenure.report import export as command
+
+    with _one_line_errors():
+        _say_what_is_left_out(recordings)
+        made = command.export(recordings, form.value, out or _EXPORTS[form.value], rank)
+        typer.echo("\n".join(f"written to {shown_path(path)}" for path in made))
+
+
+def _say_what_is_left_out(recordings: list[str]) -> None:
+    from tenure.inspect import recordings as reading
+    from tenure.inspect.options import say
+
+    earlier = len(reading.earlier_in(recordings))
+    if earlier:
+        many = "recording" if earlier == 1 else "recordings"
+        say(f"{earlier} {many} of earlier runs left out: name the files to see them")
 
 
 def _as_json(verdict: dict[str, Any]) -> str:

@@ -37,6 +37,11 @@ def step() -> None:
     _C.tick_explicit(_USER, None)
 
 
+def no_more_steps() -> None:
+    """Says that :func:`step` is not called for now: optimizers count again."""
+    _C.leave_clock(_USER)
+
+
 def steps() -> int:
     """How many steps have ended."""
     return _C.step_now()

@@ -184,9 +184,12 @@ std::optional<CgroupSample> MemoryCgroup::sample() const {
   return out;
 }
 
-std::optional<int64_t> MemoryCgroup::inactive_file() const {
+std::optional<int64_t> MemoryCgroup::inactive_file() const { return statistic("inactive_file"); }
+std::optional<int64_t> MemoryCgroup::shared() const { return statistic("shmem"); }
+
+std::optional<int64_t> MemoryCgroup::statistic(const std::string& name) const {
   std::array<char, 8192> buffer{};
-  const auto* key = version_ == CgroupVersion::v2 ? "inactive_file " : "total_inactive_file ";
+  const auto key = (version_ == CgroupVersion::v2 ? "" : "total_") + name + " ";
   return number_after(key, statistics_.read(buffer));
 }
 

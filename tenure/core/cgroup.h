@@ -50,14 +50,19 @@ class MemoryCgroup {
   // Nothing is accounted here, as in the root group of version 2: nullopt.
   [[nodiscard]] std::optional<CgroupSample> sample() const;
 
-  // Cached file pages that the kernel would drop first. Up to 0.1 ms on a large machine.
+  // Cached file pages that the kernel would drop first.
   [[nodiscard]] std::optional<int64_t> inactive_file() const;
+  // Shared mappings and files that lie in memory (tmpfs, /dev/shm), which the kernel cannot drop.
+  [[nodiscard]] std::optional<int64_t> shared() const;
 
  private:
   struct Level {
     KernelFile usage;
     KernelFile limit;
   };
+
+  // Up to 0.1 ms on a large machine, whichever figure.
+  [[nodiscard]] std::optional<int64_t> statistic(const std::string& name) const;
 
   CgroupVersion version_;
   std::vector<Level> levels_;  // upwards from the nearest group that accounts for the process

@@ -61,6 +61,15 @@ bool Clock::leads(Source source, uint64_t who) {
   return false;
 }
 
+void Clock::leave(uint64_t who) {
+  std::lock_guard lock(mutex_);
+  if (leader_ == who) {
+    leader_.reset();
+    source_ = Source::implicit;
+    since_leader_.clear();
+  }
+}
+
 bool Clock::tick(Source source, uint64_t who, std::optional<uint64_t> number) {
   uint64_t ended = 0;
   std::vector<std::shared_ptr<const std::function<void(uint64_t)>>> told;

@@ -28,6 +28,9 @@ class Clock {
   // one throws is thrown then. True if the tick counted.
   bool tick(Source source, uint64_t who, std::optional<uint64_t> number = {});
 
+  // `who` announces no more steps for now: if it led, whoever comes next does, inferred or not.
+  void leave(uint64_t who);
+
   // Calls `fn` with the number of each step that ends, until the subscription goes. A call that is
   // in flight on another thread may still finish. A forked child starts without subscribers.
   class Subscription {

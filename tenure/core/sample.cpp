@@ -81,6 +81,11 @@ struct Files {
     out.mapped.rss = *rss;
     if (cgroup) {
       out.mapped.cgroup_inactive_file = cgroup->inactive_file();
+      std::array<char, 4096> figures{};
+      const auto mine = bytes_after("RssShmem:", status.read(figures)).value_or(0);
+      if (const auto all = cgroup->shared()) {
+        out.mapped.cgroup_files_in_memory = std::max(*all - mine, int64_t{0});
+      }
     }
     return out;
   }

@@ -31,7 +31,9 @@ struct MappedSample {
   int64_t rss =
       0;  // exact; ProcessSample::rss may lag by some pages for each CPU before Linux 6.16
   std::optional<int64_t> cgroup_inactive_file;  // MemoryCgroup::inactive_file
-  std::chrono::nanoseconds age{0};              // since the walk began
+  // MemoryCgroup::shared less what this process maps of it: files in /dev/shm, say.
+  std::optional<int64_t> cgroup_files_in_memory;
+  std::chrono::nanoseconds age{0};  // since the walk began
 };
 
 struct ProcessSample {

@@ -15,7 +15,7 @@
 
 // Declared here because its header, graph_task.h, takes ten seconds to compile.
 namespace torch::autograd {
-TORCH_API int get_current_graph_task_id();
+TORCH_API int get_current_graph_task_id();  // NOLINT(readability-redundant-declaration)
 }  // namespace torch::autograd
 
 namespace tenure::compat {

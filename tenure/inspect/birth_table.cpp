@@ -218,6 +218,19 @@ uint64_t BirthTable::footprint() const {
   return bytes;
 }
 
+void BirthTable::restart_steps() {
+  for (size_t i = 0; i < kShards; ++i) {
+    auto& shard = shards_[i];
+    std::lock_guard lock(shard.mutex);
+    for (uint32_t index = 0; index < shard.used; ++index) {
+      shard.at(index).birth.step = 0;
+    }
+    for (auto& death : shard.dead) {
+      death.birth.step = death.step = 0;
+    }
+  }
+}
+
 void BirthTable::start_interval() {
   peak_.store(bytes_.load(std::memory_order_relaxed), std::memory_order_relaxed);
 }

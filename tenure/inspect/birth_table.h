@@ -66,6 +66,8 @@ class BirthTable {
   std::vector<Birth> alive() const;
   Flow flow() const;
   void start_interval();
+  // Steps are counted from now on: all that was so far was in step 0.
+  void restart_steps();
   // Bytes that the table itself takes.
   uint64_t footprint() const;
   // Bytes alive that are counted without being known one by one.

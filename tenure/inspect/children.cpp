@@ -1,5 +1,8 @@
 #include <tenure/inspect/children.h>
 
+#include <tenure/core/cgroup.h>
+#include <tenure/core/kernel_file.h>
+
 #include <dirent.h>
 #include <unistd.h>
 
@@ -9,6 +12,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace tenure::inspect {
@@ -68,6 +72,31 @@ std::vector<pid_t> children_of(pid_t process) {
     }
   }
   return out;
+}
+
+bool has_group_alone(std::span<const pid_t> children) {
+  const auto place = find_memory_cgroup(read_kernel_file("/proc/self/cgroup"),
+                                        read_kernel_file("/proc/self/mountinfo"));
+  if (!place) {
+    return false;
+  }
+  std::unordered_set<pid_t> family(children.begin(), children.end());
+  for (auto process = ::getpid(); process > 0; process = parent_of(process)) {
+    family.insert(process);
+  }
+  const auto members = read_kernel_file(place->directory + "/cgroup.procs");
+  char* next = nullptr;
+  for (const auto* at = members.c_str(); *at != '\0'; at = next) {
+    const auto process = std::strtol(at, &next, 10);
+    if (next == at) {
+      break;
+    }
+    if (!family.contains(static_cast<pid_t>(process))) {  // 0 is one outside this container
+      return false;
+    }
+    next += *next == '\n' ? 1 : 0;
+  }
+  return !members.empty();
 }
 
 int64_t private_bytes(std::span<const pid_t> processes) {

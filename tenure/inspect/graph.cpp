@@ -154,7 +154,10 @@ const Graph::Loose& Graph::loose() const {
           loose_.component[members.back()] = number;
         } while (members.back() != node);
         const bool pair = members.size() == 2 && is_pair(begin + members[0], begin + members[1]);
-        loose_.cyclic.push_back(members.size() > 1 && !pair);
+        const auto own = std::span(edges_).subspan(first_of(begin + node),
+                                                   end_of(begin + node) - first_of(begin + node));
+        const bool itself = std::ranges::find(own, begin + node) != own.end();
+        loose_.cyclic.push_back((members.size() > 1 && !pair) || itself);
       }
       const auto done = node;
       calls.pop_back();

@@ -1,6 +1,6 @@
 // Graph: who refers to whom, from roots to storages, as numbers. Torch-free: what the objects are
-// is the builder's business (python/bindings/references.cpp). Built once, breadth first, and then
-// asked; one thread.
+// is the builder's business (python/bindings/reference_graph.cpp). Built once, breadth first, and
+// then asked; one thread.
 #pragma once
 
 #include <cstddef>

@@ -243,7 +243,7 @@ class WatchedAllocator final : public c10::Allocator {
     }
   }
   bool adopt(c10::StorageImpl& storage) {
-    auto& data = const_cast<c10::DataPtr&>(storage.data_ptr());
+    auto& data = storage._mutable_data_ptr_no_checks();  // it may be one that raises
     return inner_deleter_ != nullptr && data.get() != nullptr && data.get() == data.get_context() &&
            data.compare_exchange_deleter(inner_deleter_, &WatchedAllocator::free);
   }
@@ -272,10 +272,46 @@ WatchedAllocator& cpu_allocator() {
 // Storages that are not the allocator's. Leaked, as every table here.
 struct Foreign {
   using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  struct Known {
+    Weak storage;
+    bool shared;
+  };
   Foreign() { protect_across_fork(mutex); }
+
+  // Returns whether it is new.
+  bool add(c10::StorageImpl& storage, bool is_shared) {
+    const auto* data = storage._mutable_data_ptr_no_checks().get();
+    if (data == nullptr || storage.device_type() != c10::DeviceType::CPU || table().find(data)) {
+      return false;
+    }
+    std::lock_guard lock(mutex);
+    const auto before = storages.find(data);
+    if (before != storages.end()) {
+      if (!bury(before->second)) {
+        return false;
+      }
+      storages.erase(before);
+    }
+    Weak weak(c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(&storage));
+    storages.emplace(data, Known{std::move(weak), is_shared});
+    shared += is_shared ? static_cast<int64_t>(storage.nbytes()) : 0;
+    return true;
+  }
+
+  // REQUIRES: mutex. Returns whether the storage is gone, and tells its death if so.
+  bool bury(const Known& known) {
+    if (known.storage.use_count() > 0) {
+      return false;
+    }
+    const auto bytes = table().died(known.storage._unsafe_get_target(),
+                                    current_step.load(std::memory_order_relaxed));
+    shared -= known.shared ? static_cast<int64_t>(bytes.value_or(0)) : 0;
+    return true;
+  }
+
   std::mutex mutex;
-  std::vector<Weak> storages;
-  int64_t bytes = 0;
+  std::unordered_map<const void*, Known> storages;  // by the memory's address
+  int64_t shared = 0;                               // bytes
 };
 
 Foreign& foreign() {
@@ -349,20 +385,20 @@ void Observer::set_step(uint64_t step) {
 
 bool Observer::adopt(c10::StorageImpl& storage) {
   const auto device = device_tag(storage.device());
+  const auto* data = storage._mutable_data_ptr_no_checks().get();  // it may be one that raises
   if (storage.device_type() == c10::DeviceType::CPU) {
     if (!cpu_allocator().adopt(storage)) {
       return false;
     }
   } else if (!devices_seen.load(std::memory_order_relaxed) ||
-             storage.device_type() != c10::DeviceType::CUDA || storage.data() == nullptr ||
-             table().find(storage.data())) {
+             storage.device_type() != c10::DeviceType::CUDA || data == nullptr ||
+             table().find(data)) {
     return false;
   } else {
     on_devices.fetch_add(static_cast<int64_t>(storage.nbytes()), std::memory_order_relaxed);
   }
   const auto before = intern(Origin{.site = tenure::intern("before watching"), .device = device});
-  table().born(storage.data(), storage.nbytes(), current_step.load(std::memory_order_relaxed),
-               before, 0);
+  table().born(data, storage.nbytes(), current_step.load(std::memory_order_relaxed), before, 0);
   return true;
 }
 
@@ -413,37 +449,30 @@ bool Observer::welcome(c10::StorageImpl& storage) {
   return true;
 }
 
-void Observer::welcome_foreign(c10::StorageImpl& storage) {
-  if (!tracing() || storage.data() == nullptr) {
-    return;
+void Observer::welcome_foreign(c10::StorageImpl& storage, Memory memory) {
+  if (tracing() && foreign().add(storage, memory == Memory::shared)) {
+    record_birth(&storage, storage.nbytes(), 0);
   }
-  auto& known = foreign();
-  std::lock_guard lock(known.mutex);
-  known.storages.emplace_back(
-      c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(&storage));
-  known.bytes += static_cast<int64_t>(storage.nbytes());
-  record_birth(&storage, storage.nbytes(), 0);
+}
+
+void Observer::find_foreign(c10::StorageImpl& storage) {
+  if (tracing() && foreign().add(storage, false)) {
+    const auto origin = intern(Origin{.site = tenure::intern("memory of another library's")});
+    table().born(&storage, storage.nbytes(), current_step.load(std::memory_order_relaxed), origin,
+                 0);
+  }
 }
 
 void Observer::sweep() {
   auto& known = foreign();
   std::lock_guard lock(known.mutex);
-  std::erase_if(known.storages, [&](const Foreign::Weak& storage) {
-    if (storage.use_count() > 0) {
-      return false;
-    }
-    const auto* address = storage._unsafe_get_target();
-    if (const auto bytes = table().died(address, current_step.load(std::memory_order_relaxed))) {
-      known.bytes -= static_cast<int64_t>(*bytes);
-    }
-    return true;
-  });
+  std::erase_if(known.storages, [&](const auto& one) { return known.bury(one.second); });
 }
 
-int64_t Observer::foreign_bytes() const {
+int64_t Observer::shared_bytes() const {
   auto& known = foreign();
   std::lock_guard lock(known.mutex);
-  return known.bytes;
+  return known.shared;
 }
 
 BirthTable& Observer::births() { return table(); }

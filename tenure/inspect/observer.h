@@ -45,10 +45,15 @@ class Observer {
   bool welcome(c10::StorageImpl& storage);
 
   // The same for one whose memory no allocator of torch's made and whose death nobody tells: it is
-  // found gone by sweep(). Known by the address of the StorageImpl, which lasts until then.
-  void welcome_foreign(c10::StorageImpl& storage);
+  // found gone by sweep(). Known by the address of the StorageImpl, which lasts until then. One
+  // that is known already, or whose memory is, stays as it is.
+  enum class Memory : uint8_t { heap, shared };
+  void welcome_foreign(c10::StorageImpl& storage, Memory memory);
+  // The same for one that was found later, so that its line is not known.
+  void find_foreign(c10::StorageImpl& storage);
   void sweep();
-  int64_t foreign_bytes() const;
+  // Of those, what lies in shared memory.
+  int64_t shared_bytes() const;
 
   // What a device's allocator tells: see cuda/tracker.cpp.
   void device_born(const void* data, uint64_t bytes, uint16_t device);

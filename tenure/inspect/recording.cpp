@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -29,7 +30,7 @@ CREATE TABLE storages(id INTEGER PRIMARY KEY, bytes INTEGER, origin INTEGER, thr
   born_step INTEGER, born_ns INTEGER, died_step INTEGER, died_ns INTEGER);
 CREATE TABLE steps(step INTEGER PRIMARY KEY, seconds REAL, held INTEGER, peak INTEGER,
   births INTEGER, born_bytes INTEGER, deaths INTEGER, rss INTEGER, files INTEGER, pss INTEGER, shared INTEGER,
-  cgroup INTEGER, children INTEGER, heap INTEGER, heap_free INTEGER, pinned INTEGER,
+  cgroup INTEGER, children INTEGER, in_memory INTEGER, heap INTEGER, heap_free INTEGER, pinned INTEGER,
   device_used INTEGER, device_reserved INTEGER, device_allocated INTEGER);
 CREATE TABLE cuts(step INTEGER, origin INTEGER, bytes INTEGER, count INTEGER, birth_steps INTEGER,
   PRIMARY KEY(origin, step)) WITHOUT ROWID;
@@ -87,6 +88,13 @@ class Statement {
   sqlite3_stmt* statement_ = nullptr;
 };
 
+std::string thinning(const std::string& table) {
+  return "DELETE FROM " + table +
+         " WHERE step IN (SELECT step FROM (SELECT step, row_number() OVER (ORDER BY step) AS at,"
+         " count(*) OVER () AS all_of_them FROM (SELECT DISTINCT step FROM " +
+         table + ")) WHERE at % 2 = 0 AND 2 * at < all_of_them)";
+}
+
 struct Handle {
   explicit Handle(const std::string& path) {
     const auto made = ::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
@@ -139,16 +147,20 @@ struct Recording::File {
   Statement storage{handle.file, "INSERT OR REPLACE INTO storages VALUES(?,?,?,?,?,?,?,?)"};
   Statement death{handle.file, "UPDATE storages SET died_step=?, died_ns=? WHERE id=?"};
   Statement step{handle.file,
-                 "INSERT OR REPLACE INTO steps VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"};
+                 "INSERT OR REPLACE INTO steps VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"};
   Statement cut{handle.file, "INSERT OR REPLACE INTO cuts VALUES(?,?,?,?,?)"};
   Statement holding{handle.file, "INSERT INTO holdings VALUES(NULL,?,?,?,?,?,?)"};
   Statement note{handle.file, "INSERT INTO notes VALUES(NULL,?,?,?)"};
   Statement pages{handle.file, "PRAGMA page_count"};
   Statement free_pages{handle.file, "PRAGMA freelist_count"};
   Statement page_size{handle.file, "PRAGMA page_size"};
-  Statement thin{handle.file,
-                 "DELETE FROM storages WHERE id IN (SELECT id FROM storages WHERE died_step IS NOT "
-                 "NULL ORDER BY id LIMIT 20000)"};
+  // The oldest detail first; of what shows the course of things, every other one of the older half.
+  std::array<Statement, 3> thin{
+      Statement(handle.file,
+                "DELETE FROM storages WHERE id IN (SELECT id FROM storages WHERE died_step IS NOT "
+                "NULL ORDER BY id LIMIT 20000)"),
+      Statement(handle.file, thinning("cuts").c_str()),
+      Statement(handle.file, thinning("steps").c_str())};
 };
 
 bool can_record() { return true; }
@@ -171,8 +183,8 @@ void Recording::commit() {
 
 void Recording::add(const StepRow& row) {
   file_->step.run(row.step, row.seconds, row.held, row.peak, row.births, row.born_bytes, row.deaths,
-                  row.rss, row.files, row.pss, row.shared, row.cgroup, row.children, row.heap,
-                  row.heap_free, row.pinned, row.device_used, row.device_reserved,
+                  row.rss, row.files, row.pss, row.shared, row.cgroup, row.children, row.in_memory,
+                  row.heap, row.heap_free, row.pinned, row.device_used, row.device_reserved,
                   row.device_allocated);
 }
 
@@ -202,7 +214,11 @@ void Recording::add(const Holding& holding) {
                      holding.bytes, holding.count, std::string_view(holding.path));
 }
 
-void Recording::forget_steps() { file_->handle.execute("DELETE FROM steps; DELETE FROM cuts;"); }
+void Recording::forget_steps() {
+  file_->handle.execute(
+      "DELETE FROM steps; DELETE FROM cuts; UPDATE storages SET born_step = 0;"
+      "UPDATE storages SET died_step = 0 WHERE died_step IS NOT NULL;");
+}
 
 void Recording::note(double seconds, std::string_view kind, std::string_view text) {
   file_->note.run(seconds, kind, redact_(text));
@@ -231,12 +247,14 @@ void Recording::thin() {
   const auto bytes = [&] {
     return (file_->pages.number() - file_->free_pages.number()) * file_->page_size.number();
   };
-  while (static_cast<uint64_t>(bytes()) > file_->cap) {
-    file_->thin.run();
-    if (sqlite3_changes(file_->handle.file) == 0) {
-      return;  // all that is left is alive
+  for (auto& thin : file_->thin) {
+    while (static_cast<uint64_t>(bytes()) > file_->cap) {
+      thin.run();
+      if (sqlite3_changes(file_->handle.file) == 0) {
+        break;
+      }
+      put("thinned", "yes");
     }
-    put("thinned", "yes");
   }
 }
 

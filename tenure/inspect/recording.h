@@ -59,7 +59,7 @@ class Recording {
   void add(const Changes& changes);
   void add(const Cut& cut);
   void add(const Holding& holding);
-  void forget_steps();  // and cuts
+  void forget_steps();  // and cuts; storages were in step 0
   void note(double seconds, std::string_view kind, std::string_view text);
 
  private:

@@ -17,6 +17,7 @@ struct StepRow {
   std::optional<int64_t> files;   // part of rss that the kernel may drop at any time
   std::optional<int64_t> shared;  // part of rss: shared memory that is no storage's
   std::optional<int64_t> pss, cgroup, children;
+  std::optional<int64_t> in_memory;  // files in memory that no process need have mapped: /dev/shm
   std::optional<int64_t> heap;       // malloc'ed and not the memory of a storage
   std::optional<int64_t> heap_free;  // malloc keeps it for later
   std::optional<int64_t> pinned;

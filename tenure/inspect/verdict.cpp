@@ -19,6 +19,7 @@ constexpr double kLeastCounted = 16.0 * 1024;
 constexpr double kLeastSeen = 64.0 * 1024;  // by the operating system, in pages
 // Since it began, growth must have come to this share of the whole process, or to this many bytes.
 constexpr double kLeastShare = 0.02;
+constexpr double kLeastHeap = 0.01;     // malloc's own figure, which has little noise
 constexpr double kLeastReserve = 0.05;  // what the allocator keeps settles late
 constexpr double kLeastBytes = 256.0 * 1024 * 1024;
 constexpr int64_t kManySteps = 4;       // births of a group that lasts come from so many steps
@@ -79,6 +80,17 @@ std::span<const StepRow> without_the_end(std::span<const StepRow> rows) {
   return rows;
 }
 
+// Of the steps after the last cut nothing is known origin by origin: they are no sign of a level.
+std::span<const StepRow> until_last_cut(std::span<const StepRow> rows, const Cuts& cuts) {
+  uint64_t last = 0;
+  for (const auto& [origin, series] : cuts) {
+    last = std::max(last, series.empty() ? 0 : series.back().step);
+  }
+  const auto after = std::ranges::upper_bound(rows, last, {}, &StepRow::step);
+  const auto known = static_cast<size_t>(after - rows.begin());
+  return known >= kFewestSteps ? rows.first(known) : rows;
+}
+
 const Cut& last_until(std::span<const Cut> cuts, uint64_t step) {
   const auto after = std::ranges::upper_bound(cuts, step, {}, &Cut::step);
   return after == cuts.begin() ? cuts.front() : *(after - 1);
@@ -92,11 +104,19 @@ int64_t most_births(std::span<const Cut> cuts) {
   return most;
 }
 
+double growth_of(std::span<const Suspect> suspects) {
+  double sum = 0;
+  for (const auto& suspect : suspects) {
+    sum += suspect.per_step;
+  }
+  return sum;
+}
+
 // Judges origin by origin.
 class Suspects {
  public:
-  Suspects(std::span<const StepRow> rows, const Cuts& cuts, const std::set<OriginId>& accused)
-      : rows_(rows), accused_(accused), lasting_(rows.size()) {
+  Suspects(std::span<const StepRow> rows, const Cuts& cuts, const Evidence& evidence)
+      : rows_(rows), evidence_(evidence), lasting_(rows.size()) {
     const auto work = slope_of(
         series_of(rows, [](const StepRow& row) { return static_cast<double>(row.born_bytes); }));
     for (const auto& [origin, series] : cuts) {
@@ -112,16 +132,22 @@ class Suspects {
           series_of(rows, [](const StepRow& row) { return static_cast<double>(row.held); });
       find_contributors(cuts, all.grows ? all : trend_of(held, {.least_per_step = kLeastHeld}));
     }
-    double sum = 0;
-    for (const auto& suspect : found_) {
-      sum += suspect.per_step;
-    }
+    const auto sum = growth_of(found_);
     std::erase_if(found_,
                   [&](const Suspect& suspect) { return suspect.per_step < kSmallSuspect * sum; });
     std::ranges::sort(found_, std::greater<>{}, &Suspect::per_step);
+    const auto bounded = std::ranges::stable_partition(found_, [&](const Suspect& suspect) {
+      return !evidence_.bounded.contains(suspect.origin);
+    });
+    filling_.assign(bounded.begin(), bounded.end());
+    found_.erase(bounded.begin(), bounded.end());
+    if (growth_of(found_) < kSmallSuspect * growth_of(filling_)) {
+      found_.clear();
+    }
   }
 
   std::vector<Suspect> take() { return std::move(found_); }
+  std::vector<Suspect> take_filling() { return std::move(filling_); }
   std::vector<OriginId> doubtful() const { return doubtful_; }
 
  private:
@@ -130,7 +156,8 @@ class Suspects {
     const bool lasts = most_births(cuts) >= kManySteps;
     const auto trend = trend_of(bytes, {.least_per_step = kLeastHeld});
     const bool larger = !lasts && trend.grows;
-    const bool one = larger && (work <= kWorkGrows * trend.per_step || accused_.contains(origin));
+    const bool one =
+        larger && (work <= kWorkGrows * trend.per_step || evidence_.accused.contains(origin));
     if (larger && !one) {
       doubtful_.push_back(origin);
     }
@@ -186,17 +213,17 @@ class Suspects {
   }
 
   std::span<const StepRow> rows_;
-  const std::set<OriginId>& accused_;
+  const Evidence& evidence_;
   std::vector<OriginId> doubtful_;
   Series lasting_;  // bytes of all origins that have storages of many steps
-  std::vector<Suspect> found_;
+  std::vector<Suspect> found_, filling_;
 };
 
 double known(const std::optional<int64_t>& value) { return static_cast<double>(value.value_or(0)); }
 
 double total_of(const StepRow& row) {
   return static_cast<double>(row.rss) - known(row.files) + known(row.children) +
-         known(row.device_used);
+         known(row.in_memory) + known(row.device_used);
 }
 
 // A part of the memory, and the least growth of it that is spoken of.
@@ -220,12 +247,14 @@ constexpr std::array kPlaces{
           }},
     Place{"pinned cache", kLeastCounted, kLeastShare,
           [](const StepRow& row) { return known(row.pinned); }},
-    Place{"other host heap", kLeastCounted, kLeastShare,
+    Place{"other host heap", kLeastCounted, kLeastHeap,
           [](const StepRow& row) { return known(row.heap); }},
     Place{"shared memory", kLeastCounted, kLeastShare,
           [](const StepRow& row) { return known(row.shared); }},
     Place{"child processes", kLeastSeen, kLeastShare,
           [](const StepRow& row) { return known(row.children); }},
+    Place{"files in memory", kLeastSeen, kLeastShare,
+          [](const StepRow& row) { return known(row.in_memory); }},
     Place{"device memory outside torch", kLeastSeen, kLeastShare,
           [](const StepRow& row) { return known(row.device_used) - known(row.device_reserved); }},
 };
@@ -260,29 +289,54 @@ const Share* fastest(const Verdict& verdict) {
   return most == nullptr && verdict.peak.grows ? &verdict.peak : most;
 }
 
+// What the allocator keeps more of because a step's peak gets higher is not its own growth.
+void add_larger_inputs(Verdict& verdict) {
+  auto& held = verdict.shares[0];
+  auto& allocator = verdict.shares[1];
+  Share larger{.name = "larger inputs"};
+  if (verdict.peak.grows && verdict.suspects.empty()) {
+    const auto most = std::max(0.0, verdict.peak.per_step - std::max(0.0, held.per_step));
+    larger.per_step = std::clamp(allocator.per_step, 0.0, most);
+    allocator.per_step -= larger.per_step;
+  }
+  verdict.shares.push_back(larger);
+}
+
+void add_unexplained(Verdict& verdict) {
+  double explained = 0;
+  for (const auto& share : verdict.shares) {
+    explained += share.per_step;
+  }
+  verdict.shares.push_back({.name = "unexplained", .per_step = verdict.total.per_step - explained});
+}
+
 void explain(Verdict& verdict) {
   const auto* most = fastest(verdict);
   if (!verdict.suspects.empty()) {
     verdict.judgement = Judgement::leak;
     verdict.since = verdict.suspects.front().since;
     verdict.confidence = verdict.suspects.front().confidence;
-    for (const auto& suspect : verdict.suspects) {
-      verdict.per_step += suspect.per_step;
-    }
+    verdict.per_step = growth_of(verdict.suspects);
     verdict.why = text("storages made in ever more steps stay alive: ", megabytes(verdict.per_step),
                        " a step");
   } else if (most != nullptr) {
     verdict.judgement = Judgement::growth;
-    verdict.per_step = most->per_step;
+    verdict.per_step =
+        verdict.total.grows ? std::max(most->per_step, verdict.total.per_step) : most->per_step;
     verdict.confidence = most->confidence;
-    const bool work = verdict.peak.grows && (most == &verdict.peak || !most->grows ||
-                                             std::string_view(most->name) == "held" ||
+    const bool held = most == &verdict.total || std::string_view(most->name) == "held";
+    const bool work = verdict.peak.grows && (most == &verdict.peak || !most->grows || held ||
                                              std::string_view(most->name) == "allocator");
-    verdict.why =
-        work ? text("a step needs more memory each time (larger inputs): its peak grows by ",
-                    megabytes(verdict.peak.per_step), " a step")
-             : text(most->name, " grows by ", megabytes(most->per_step),
-                    " a step, and no storage that lasts explains it");
+    if (!verdict.filling.empty() && held) {
+      verdict.why = text("something that has a bound fills, by ",
+                         megabytes(growth_of(verdict.filling)), " a step until it is full");
+    } else if (work) {
+      verdict.why = text("a step needs more memory each time (larger inputs): its peak grows by ",
+                         megabytes(verdict.peak.per_step), " a step");
+    } else {
+      verdict.why = text("it is in ", most->name, ", ", megabytes(most->per_step),
+                         " a step, and no storage that is known to last explains it");
+    }
   } else {
     verdict.judgement = Judgement::flat;
     verdict.why = "no part of the memory grows for good";
@@ -297,12 +351,12 @@ const char* judgement_name(Judgement judgement) {
 }
 
 Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit,
-              const std::set<OriginId>& accused) {
+              const Evidence& evidence) {
   Verdict verdict;
   verdict.steps = rows.size();
   if (rows.size() < kFewestSteps + kWarmUp) {
-    verdict.why = text("only ", rows.size(), " steps were seen: at least ", kFewestSteps + kWarmUp,
-                       " are needed to tell growth from warm-up");
+    verdict.why =
+        text("at least ", kFewestSteps + kWarmUp, " are needed to tell growth from warm-up");
     return verdict;
   }
   rows = rows.subspan(kWarmUp);
@@ -313,9 +367,10 @@ Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit,
   const auto each = steps_per_row(rows);
   verdict.seconds_per_step =
       (rows.back().seconds - rows.front().seconds) / (each * static_cast<double>(rows.size() - 1));
-  Suspects suspects(rows, cuts, accused);
+  Suspects suspects(until_last_cut(rows, cuts), cuts, evidence);
   verdict.doubtful = suspects.doubtful();
   verdict.suspects = suspects.take();
+  verdict.filling = suspects.take_filling();
 
   const auto seen = trend_of(series_of(rows, total_of), {.least_per_step = kLeastSeen});
   size_t since = seen.grows ? seen.since : rows.size() / 3;
@@ -326,13 +381,12 @@ Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit,
   }
   verdict.since = rows[since].step;
   verdict.total = share_of(kTotal, rows, since);
-  double explained = 0;
   for (const auto& place : kPlaces) {
     verdict.shares.push_back(share_of(place, rows, since));
-    explained += verdict.shares.back().per_step;
   }
-  verdict.shares.push_back({.name = "unexplained", .per_step = verdict.total.per_step - explained});
   verdict.peak = share_of(kPeak, rows, since);
+  add_larger_inputs(verdict);
+  add_unexplained(verdict);
   explain(verdict);
   if (unit == Unit::interval && verdict.judgement == Judgement::growth &&
       rows.back().seconds < kStartUp) {

@@ -60,7 +60,15 @@ struct Verdict {
   // its inputs get longer, or it reads something that is kept from step to step. Who looks at what
   // holds them can tell, and may accuse them.
   std::vector<OriginId> doubtful;
+  // What would be suspected, had it not been seen to be held by something that has a bound.
+  std::vector<Suspect> filling;
   std::string why;  // one sentence
+};
+
+// What someone who looked at holders knows of origins, beyond their numbers.
+struct Evidence {
+  std::set<OriginId> accused;  // kept from step to step: see Verdict::doubtful
+  std::set<OriginId> bounded;  // held by a container that has a bound and is not full
 };
 
 using Cuts = std::map<OriginId, std::vector<Cut>>;
@@ -71,6 +79,6 @@ enum class Unit : uint8_t { step, interval };
 
 // Rows in the order of their steps.
 Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit = Unit::step,
-              const std::set<OriginId>& accused = {});
+              const Evidence& evidence = {});
 
 }  // namespace tenure::inspect

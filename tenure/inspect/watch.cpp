@@ -28,8 +28,8 @@ constexpr uint64_t kFirstDue = 12;  // steps
 constexpr auto kWriteEvery = 250ms;
 constexpr double kCutShare = 0.005;  // of the wall time may go to cuts that are not due
 constexpr double kChildrenShare = 0.003;
-constexpr double kHeapShare = 0.002;  // and to asking malloc, which walks its free blocks
-constexpr uint64_t kHeapSteps = 128;  // in which malloc is asked in any case
+constexpr uint64_t kHeapSteps = 64;  // malloc, which walks its free blocks, is asked so often, and
+                                     // again each time that the steps double
 
 StepRow sampled_row(uint64_t step, double seconds) {
   StepRow row;
@@ -41,6 +41,7 @@ StepRow sampled_row(uint64_t step, double seconds) {
   row.shared = sample.process.shared;
   if (sample.process.mapped) {
     row.pss = sample.process.mapped->pss;
+    row.in_memory = sample.process.mapped->cgroup_files_in_memory;
   }
   if (sample.process.cgroup) {
     row.cgroup = sample.process.cgroup->usage;
@@ -81,7 +82,7 @@ struct Watch::State {
     auto row = sampled_row(step, seconds());
     observer().sweep();
     if (row.shared) {
-      row.shared = std::max<int64_t>(0, *row.shared - observer().foreign_bytes());
+      row.shared = std::max<int64_t>(0, *row.shared - observer().shared_bytes());
     }
     auto& births = observer().births();
     const auto flow = births.flow();
@@ -94,14 +95,12 @@ struct Watch::State {
     row.born_bytes = flow.born_bytes - last.born_bytes;
     row.deaths = flow.deaths - last.deaths;
     last = flow;
-    if (steps < kHeapSteps || heap_time <= row.seconds * kHeapShare) {
-      const auto asked = SteadyClock::now();
+    if (steps % (steps / kHeapSteps + 1) == 0) {
       const auto heap = mallinfo2();
-      heap_time += std::chrono::duration<double>(SteadyClock::now() - asked).count();
       heap_bytes = static_cast<int64_t>(heap.uordblks + heap.hblkhd);
       heap_free = static_cast<int64_t>(heap.fordblks);
       heap_held =
-          std::max<int64_t>(flow.bytes - observer().device_bytes() - observer().foreign_bytes(), 0);
+          std::max<int64_t>(flow.bytes - observer().device_bytes() - observer().shared_bytes(), 0);
     }
     row.heap = std::max<int64_t>(0, heap_bytes - heap_held);
     row.heap_free = heap_free;
@@ -111,6 +110,9 @@ struct Watch::State {
       children_time += std::chrono::duration<double>(SteadyClock::now() - asked).count();
     }
     row.children = children_bytes;
+    if (!alone) {
+      row.in_memory.reset();  // they may be somebody else's
+    }
     rows.push_back(row);
     ++steps;
     queued_rows.push_back(row);
@@ -134,6 +136,7 @@ struct Watch::State {
         queued_cuts.clear();
         steps = 0;
         next_due = kFirstDue;
+        observer().births().restart_steps();
         forget_steps = true;
       }
       ticking = true;
@@ -221,9 +224,11 @@ struct Watch::State {
   // Returns when to look again: which children there are changes rarely, but in a short run soon.
   SteadyClock::time_point find_children(SteadyClock::time_point begin) {
     auto found = children_of(::getpid());
+    const auto mine = has_group_alone(found);
     const auto took = SteadyClock::now() - begin;
     std::lock_guard lock(mutex);
     children = std::move(found);
+    alone = alone && mine;
     return begin + std::max<SteadyClock::duration>(200ms, took * 100);
   }
 
@@ -283,17 +288,18 @@ struct Watch::State {
   std::condition_variable wake;
   std::vector<StepRow> rows, queued_rows;
   std::map<OriginId, std::vector<Cut>> cuts;
-  std::set<OriginId> accused;
+  Evidence evidence;
   std::vector<Cut> queued_cuts;
   std::vector<Holding> queued_holdings;
   std::vector<std::pair<std::string, std::string>> queued_notes, queued_meta;
   uint64_t steps = 0;
   uint64_t next_due = kFirstDue;
-  bool ticking = false;                                   // the clock has ticked
-  bool forget_steps = false;                              // those in the recording
-  double cut_time = 0, heap_time = 0, children_time = 0;  // seconds
-  int64_t heap_bytes = 0, heap_free = 0, heap_held = 0;   // when malloc was last asked
+  bool ticking = false;                                  // the clock has ticked
+  bool forget_steps = false;                             // those in the recording
+  double cut_time = 0, children_time = 0;                // seconds
+  int64_t heap_bytes = 0, heap_free = 0, heap_held = 0;  // when malloc was last asked
   std::vector<pid_t> children;
+  bool alone = true;                      // in the memory group, so far
   std::optional<int64_t> children_bytes;  // when they were last asked
   Flow last;
   std::chrono::nanoseconds spent{0};
@@ -361,14 +367,14 @@ std::vector<StepRow> Watch::rows() const {
   return state_->rows;
 }
 
-void Watch::accuse(OriginId origin) {
+void Watch::set_evidence(Evidence evidence) {
   std::lock_guard lock(state_->mutex);
-  state_->accused.insert(origin);
+  state_->evidence = std::move(evidence);
 }
 
-std::set<OriginId> Watch::accused() const {
+Evidence Watch::evidence() const {
   std::lock_guard lock(state_->mutex);
-  return state_->accused;
+  return state_->evidence;
 }
 
 std::map<OriginId, std::vector<Cut>> Watch::cuts() const {

@@ -6,11 +6,11 @@
 #include <tenure/inspect/observer.h>
 #include <tenure/inspect/recording.h>
 #include <tenure/inspect/step_row.h>
+#include <tenure/inspect/verdict.h>
 
 #include <chrono>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,9 +46,9 @@ class Watch {
   // Bytes alive by origin, each at the steps where someone looked.
   std::map<OriginId, std::vector<Cut>> cuts() const;
 
-  // Origins whose one storage is known to be kept from step to step: see Verdict::doubtful.
-  void accuse(OriginId origin);
-  std::set<OriginId> accused() const;
+  // What was found out by looking at holders.
+  void set_evidence(Evidence evidence);
+  Evidence evidence() const;
 
   void add(Holding holding);
   void note(std::string kind, std::string text);

@@ -59,15 +59,13 @@ def test_a_kept_graph_on_the_device() -> None:
 @pytest.mark.usefixtures("cuda")
 def test_held_is_what_the_allocator_says() -> None:
     before = torch.randn(1000, 1000, device="cuda")
-    with tenure.watch(quiet=True):
-        watch = _C.References([])
-        assert watch.size > 0
+    with tenure.watch(quiet=True) as session:
+        with _C.References([]) as references:
+            assert references.size > 0
         kept = [torch.randn(1000, 100, device="cuda") for _ in range(10)]
         for _ in range(3):  # whoever announced steps before loses the lead
             tenure.step()
-        from tenure.inspect import session
-
-        row = session._session._watch.rows()[-1]  # type: ignore[union-attr]
+        row = session._watch.rows()[-1]
         assert row["device_allocated"] == torch.cuda.memory_allocated()
         assert row["held"] >= before.nbytes + sum(t.nbytes for t in kept)
 
@@ -92,7 +90,7 @@ def test_storages_of_backward_name_their_forward_line() -> None:
 
     verdict = train(60, keep)
     assert verdict["verdict"] == "leak"
-    assert any(s["phase"] == "backward" and "keep" in s["site"] for s in verdict["suspects"])
+    assert any(s["phase"] == "backward" and "keep" in s["function"] for s in verdict["suspects"])
 
 
 def test_watching_from_before_cuda_is_used() -> None:
@@ -136,7 +134,8 @@ def main():
         verdict = session.verdict()
     print(verdict["verdict"])
     for suspect in verdict["suspects"][:1]:
-        print(suspect["site"], suspect["device"], "kept (local of main)" in str(suspect["holders"]))
+        where = (suspect["site"], suspect["function"], suspect["device"])
+        print(*where, "kept (local of main)" in str(suspect["holders"]))
     print(torch._C._cuda_isHistoryEnabled())
 
 main()

@@ -57,7 +57,8 @@ def test_a_pipe_gets_one_plain_line_a_fact(monkeypatch: pytest.MonkeyPatch) -> N
     facts = [fact for section in collect() for fact in section.facts]
     assert len(said.splitlines()) == len(facts)
     torch_line = next(line for line in said.splitlines() if " torch " in line)
-    assert torch_line.endswith(f"built against {_build.TORCH_VERSION}, CPU only")
+    cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+    assert torch_line.endswith(f"built against {_build.TORCH_VERSION}, {cuda}")
 
 
 def test_a_terminal_gets_a_table_that_fits_one_screen() -> None:

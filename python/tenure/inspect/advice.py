@@ -42,7 +42,7 @@ def for_path(hops: Sequence[Hop], path: Sequence[Element]) -> str:
 def _is_hook(hop: Hop) -> bool:
     return (
         hop.kind == "hook"
-        or (hop.kind == "graph" and " hook" in hop.text)
+        or (hop.kind == "graph" and hop.text.endswith(" hook"))
         or (hop.kind == "attribute" and hop.name.endswith("_hooks"))
     )
 

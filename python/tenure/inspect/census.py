@@ -103,7 +103,11 @@ def census() -> Census:
         True
         >>> del cache
     """
-    references = _C.References(holders.own_objects())
+    with _C.References(holders.own_objects()) as references:
+        return _census(references)
+
+
+def _census(references: _C.References) -> Census:
     seen = references.storages()
     rooted = sum(nbytes for _, nbytes, _, reached, _ in seen if reached)
     cycles = cycles_in(references)

@@ -33,8 +33,11 @@ class History:
     def __init__(self) -> None:
         """Begins to record, unless the program does."""
         self.ours = not torch._C._cuda_isHistoryEnabled()
+        self._record = torch.cuda.memory._record_memory_history
         if self.ours:
-            torch.cuda.memory._record_memory_history("state", context="state", stacks="python")
+            self._record("state", context="state", stacks="python")
+        # From when the program asks for a history of its own, it is the program's.
+        setattr(torch.cuda.memory, "_record_memory_history", self._program_records)  # noqa: B010
         self._known: dict[int, tuple[int, str]] = {}
         self._reads = 0
         self._spent = 0.0
@@ -64,10 +67,15 @@ class History:
                 self._known[address] = (size, site)
         self._spent += time.monotonic() - now
 
+    def _program_records(self, *args: Any, **kwargs: Any) -> None:
+        self.ours = False
+        self._record(*args, **kwargs)
+
     def stop(self) -> None:
         """Ends what it began."""
+        setattr(torch.cuda.memory, "_record_memory_history", self._record)  # noqa: B010
         if self.ours and torch._C._cuda_isHistoryEnabled():
-            torch.cuda.memory._record_memory_history(None)
+            self._record(None)
 
 
 history: History | None = None
@@ -99,7 +107,8 @@ def _watch() -> None:
         say(f"of storages on CUDA devices only the lines that made them are known: {why}")
         return
     _C.see_devices()
-    _C.References([]).adopt()
+    with _C.References([]) as references:
+        references.adopt()
 
 
 def _watch_allocator() -> str:

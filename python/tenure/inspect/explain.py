@@ -80,16 +80,13 @@ def explain(tensor: torch.Tensor) -> Explanation:
     """
     need_tensor(tensor, "explain")
     known = _C.explain(tensor)
-    references = _C.References(holders.own_objects())
-    node = references.node_of(tensor)
-    paths, seen, frees = [], 0, []
-    if node is not None:
-        held = references.referring_to(node)
-        paths = [_way(references, holder) for holder in held[:_MOST]]
-        frees = _frees(references, node)
-        seen = len(held)
-        if seen > _MOST:
-            paths.append(f"… and {seen - _MOST} more")
+    with _C.References(holders.own_objects()) as references:
+        node = references.node_of(tensor)
+        if node is None:
+            unseen, paths, frees = known.references, [], []
+        else:
+            unseen = references.unseen(node)
+            paths, frees = _paths(references, node), _frees(references, node)
     return Explanation(
         known.storage,
         known.nbytes,
@@ -99,9 +96,18 @@ def explain(tensor: torch.Tensor) -> Explanation:
         known.released,
         paths,
         str(known),
-        max(0, known.references - len(known.leases) - seen),
+        max(0, unseen - len(known.leases)),
         frees,
     )
+
+
+def _paths(references: _C.References, node: int) -> list[str]:
+    """Ways to the storage in words."""
+    held = references.referring_to(node)
+    paths = [_way(references, holder) for holder in held[:_MOST]]
+    if len(held) > _MOST:
+        paths.append(f"… and {len(held) - _MOST} more")
+    return paths
 
 
 def _frees(references: _C.References, node: int) -> list[tuple[str, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tenure import clock
 from tenure.errors import InputError
 from tenure.inspect import verdicts
-from tenure.inspect.session import watch
+from tenure.inspect.session import watch_apart
 
 __all__ = ["MemoryGrows", "assert_flat"]
 
@@ -52,10 +52,13 @@ def assert_flat(step: Callable[[], object], *, steps: int = 40, warmup: int = 3)
         raise InputError(f"steps={steps} is too few to tell growth from noise: use {_FEWEST}")
     for _ in range(warmup):
         step()
-    with watch(quiet=True) as session:
-        for _ in range(steps):
-            step()
-            clock.step()
-        verdict = session.verdict()
+    with watch_apart() as session:
+        try:
+            for _ in range(steps):
+                step()
+                clock.step()
+            verdict = session.verdict()
+        finally:
+            clock.no_more_steps()
     if verdict["verdict"] in {"leak", "growth"}:
         raise MemoryGrows(verdict)

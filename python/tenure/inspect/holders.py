@@ -23,9 +23,18 @@ from torch import nn
 
 from tenure.inspect import source
 
-__all__ = ["Hop", "add_lines", "collapsed", "own_objects", "path_text", "retention_path"]
+__all__ = [
+    "Hop",
+    "add_lines",
+    "add_lines_of_cycle",
+    "collapsed",
+    "own_objects",
+    "path_text",
+    "retention_path",
+]
 
 _LONGEST_PERIOD = 3  # of hops that repeat
+_NAMED = 3  # hops that are asked for the line that keeps
 
 Element = tuple[str, Any, str, str]  # kind, object or None, text, name of the next one in it
 
@@ -193,7 +202,7 @@ def _graph(elements: Sequence[Element], at: int) -> tuple[int, Hop]:
         elif kind == "object" and isinstance(shown, torch.autograd.function.BackwardCFunction):
             what = f"{type(shown).__name__.removesuffix('Backward')} ctx"
         elif kind == "object":
-            what += " hook"
+            what += " hook" if isinstance(shown, dict) else " saved, packed by saved_tensors_hooks"
     size = f"graph ({nodes} nodes) → " if nodes > 1 else "graph → "
     return nodes, Hop("graph", size + what)
 
@@ -219,8 +228,8 @@ def _out_of_object(elements: Sequence[Element], at: int) -> tuple[int, Hop | Non
     if isinstance(owner, torch.Tensor):
         if elements[at + 1][0] == "tensor":
             return 1, None  # the tensor itself
-        name = _key_of(getattr(owner, "__dict__", {}), _value(elements, at + 2))
-        return 2, Hop("attribute", f".{name or '?'} of a tensor")
+        name = _key_of(getattr(owner, "__dict__", {}), _value(elements, at + 2)) or ""
+        return 2, Hop("attribute", f".{name or '?'} of a tensor", name)
     if elements[at + 1][0] != "object":
         what = "ctx" if isinstance(owner, torch.autograd.function.FunctionCtx) else None
         return 1, Hop("object", f"{_type_name(owner)} {what}" if what else _type_name(owner))
@@ -408,21 +417,56 @@ def _type_name(value: Any) -> str:
     )
 
 
-def add_lines(hops: Sequence[Hop]) -> None:
-    """Adds to the leaking hop the lines of the user's source that put something there."""
+def add_lines(hops: Sequence[Hop], near: str = "") -> None:
+    """Adds to the leaking hop the lines of the user's source that put something there.
+
+    Args:
+        hops: A path, one of them marked.
+        near: The file that made what is held, for hops that do not know theirs.
+    """
     at = next((i for i, hop in enumerate(hops) if hop.leak), None)
     if at is None:
         return
-    named = next((i for i in range(at, -1, -1) if hops[i].name), None)
-    if named is None:
-        return
-    file = next((hop.file for hop in reversed(hops[: named + 1]) if hop.file), "")
-    if source.is_library(file):
-        return
-    lines = source.lines_that_add(file, hops[named].name)
-    if lines:
-        where = ", ".join(f"{Path(file).name}:{line}" for line in lines[:3])
-        hops[at].text += f" (kept at {where})"
+    named = [i for i in range(at, -1, -1) if hops[i].name][:_NAMED]
+    for i in named:
+        if any(hop.kind.endswith("cache") for hop in hops[i : at + 1]):
+            return  # its text has the line
+        file = _file(hops[: i + 1], near)
+        # A library's container is filled by who has its name, and in no other way.
+        lines = source.lines_that_add(file, hops[i].name) if file else ()
+        if not lines and i == named[0]:
+            lines = _lines_that_set(hops[i], file)
+        if lines:
+            hops[at].text += _kept_at(file, lines)
+            return
+
+
+def add_lines_of_cycle(hops: Sequence[Hop], near: str) -> None:
+    """The same for each reference of a cycle: any of them closes it."""
+    for i, hop in enumerate(hops):
+        file = _file(hops[: i + 1], near)
+        lines = _lines_that_set(hop, file) if hop.name else ()
+        if lines:
+            hop.text += _kept_at(file, lines)
+
+
+def _file(hops: Sequence[Hop], near: str) -> str:
+    """The user's file that the last of these names is used in; empty if it is a library's."""
+    file = next((hop.file for hop in reversed(hops) if not source.is_library(hop.file)), near)
+    return "" if source.is_library(file) else file
+
+
+def _lines_that_set(hop: Hop, file: str) -> tuple[int, ...]:
+    if not file:
+        return ()
+    if hop.kind == "attribute":
+        return source.lines_that_set(file, hop.name) or source.lines_that_register(file)
+    return source.lines_that_register(file) if hop.kind == "closure" else ()
+
+
+def _kept_at(file: str, lines: Sequence[int]) -> str:
+    where = ", ".join(f"{Path(file).name}:{line}" for line in lines[:3])
+    return f" (kept at {where})"
 
 
 def own_objects() -> list[Any]:

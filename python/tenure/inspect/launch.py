@@ -78,7 +78,7 @@ def run(arguments: Sequence[str], options: Options) -> NoReturn:
     command = command_of(arguments)
     if importlib.util.find_spec("torch") is None:
         raise InputError("this Python has no torch: run `tenure` from the program's environment")
-    ready = prepared(options)
+    ready = replace(prepared(options), run=secrets.token_hex(8), starter=os.getpid())
     try:
         os.execvpe(command[0], command, {**os.environ, **environment(ready)})
     except OSError as error:

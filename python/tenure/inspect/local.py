@@ -7,15 +7,18 @@ where it is, and is found there by whoever asks for the folder on the same node.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tenure.inspect.options import Options, make_folder, say
 
-__all__ = ["left_behind", "on_network", "recording_path", "send"]
+__all__ = ["alone_in", "left_behind", "on_network", "recording_path", "send"]
 
 _NETWORK = {
     "9p",
@@ -63,16 +66,16 @@ def on_network(path: Path, mounts: str | None = None) -> bool:
     return kind in _NETWORK or (kind.startswith("fuse") and kind != "fuseblk")
 
 
-def recording_path(options: Options, name: str) -> Path:
-    """Where a process writes the recording of this name; makes the folder."""
-    out = Path(options.out)
+def recording_path(options: Options, names: Iterable[str]) -> Path:
+    """Where a process writes its recording, under the first name that is free; makes the folder."""
+    out = folder = Path(options.out)
     make_folder(out)
-    if not options.local and not on_network(out.resolve()):
-        return out / name
-    folder = _folder(out, options.local)
-    make_folder(folder)
-    folder.parent.chmod(0o700)
-    return folder / name
+    if options.local or on_network(out.resolve()):
+        folder = _folder(out, options.local)
+        make_folder(folder)
+        folder.parent.chmod(0o700)
+    taken = {path.name for path in (*out.glob("*.sqlite"), *folder.glob("*.sqlite"))}
+    return folder / next(name for name in names if name not in taken)
 
 
 def _folder(out: Path, above: str = "") -> Path:
@@ -101,3 +104,17 @@ def send(recording: Path, options: Options) -> Path:
 def left_behind(out: Path) -> list[Path]:
     """Recordings for this folder that are still on this node: of processes running or killed."""
     return sorted(_folder(out).glob("*.sqlite"))
+
+
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """One process at a time, where the file system can do that."""
+    folder = -1
+    with suppress(OSError):
+        folder = os.open(out, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(folder, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if folder >= 0:
+            os.close(folder)

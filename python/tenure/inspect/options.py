@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import count
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
@@ -23,7 +24,7 @@ __all__ = [
     "make_folder",
     "parse_bytes",
     "rank_of",
-    "recording_name",
+    "recording_names",
     "say",
 ]
 
@@ -58,6 +59,8 @@ class Options:
         redact: Key under which names in files are hashed; empty: they are not.
         local: Folder of this node in which recordings are written until the process ends; empty:
             none, unless `out` is on a network file system.
+        run: What the processes that one `tenure run` started have in common; empty: not known.
+        starter: The process that `tenure run` became; 0: none.
     """
 
     out: str = ""
@@ -69,6 +72,8 @@ class Options:
     memory: int = 512 << 20
     redact: str = ""
     local: str = ""
+    run: str = ""
+    starter: int = 0
 
     def text(self) -> str:
         """As the value of ``TENURE``: ``level=trace&out=/data/run.tenure``."""
@@ -100,6 +105,8 @@ class Options:
                 memory=int(given.get("memory", cls.memory)),
                 redact=given.get("redact", ""),
                 local=given.get("local", ""),
+                run=given.get("run", ""),
+                starter=int(given.get("starter", 0)),
             )
         except ValueError:
             raise ValueError(f"{VARIABLE} has a setting that should be a number") from None
@@ -129,8 +136,12 @@ def make_folder(folder: Path) -> None:
 def environment(options: Options, given: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that make a process and its children be watched."""
     there = given.get("PYTHONPATH", "")
-    paths = [str(STARTUP), *(p for p in there.split(os.pathsep) if p and p != str(STARTUP))]
-    return {VARIABLE: options.text(), "PYTHONPATH": os.pathsep.join(paths)}
+    # An empty entry among others is the current folder and stays.
+    others = [path for path in there.split(os.pathsep) if path != str(STARTUP)] if there else []
+    return {
+        VARIABLE: options.text(),
+        "PYTHONPATH": os.pathsep.join([str(STARTUP), *others]),
+    }
 
 
 def rank_of(given: Mapping[str, str] = os.environ) -> int:
@@ -141,11 +152,12 @@ def rank_of(given: Mapping[str, str] = os.environ) -> int:
     return 0
 
 
-def recording_name(host: str, given: Mapping[str, str] = os.environ) -> str:
-    """``{host}-{rank}-{pid}-{attempt}.sqlite``."""
+def recording_names(host: str, given: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """``{host}-{rank}-{pid}-{attempt}.sqlite``, and more in case that one is taken."""
     host = host.replace("/", "_") or "host"
-    attempt = given.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return f"{host}-{rank_of(given)}-{os.getpid()}-{attempt}.sqlite"
+    attempt = given.get("TORCHELASTIC_RESTART_COUNT", "")
+    for number in count(int(attempt) if attempt.isdigit() else 0):
+        yield f"{host}-{rank_of(given)}-{os.getpid()}-{number}.sqlite"
 
 
 def say(text: str) -> None:

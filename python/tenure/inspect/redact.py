@@ -18,7 +18,7 @@ from tenure import _C
 __all__ = ["redactor", "without_names"]
 
 # Keys of a verdict or a holding whose texts may have names of the program in them.
-_NAMED = {"text", "site", "module", "op", "host"}
+_NAMED = {"text", "site", "function", "module", "op", "host"}
 _OUR_WORDS = """
     a an and at base before being by cache closure code context cpu ctx cuda default argument
     arguments exception feature from function functools global grad graph handled hook hooks in

@@ -10,6 +10,8 @@ import platform
 import socket
 import threading
 import time
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,14 @@ from tenure import _C
 from tenure._build import VERSION
 from tenure.clock import follow_optimizers
 from tenure.errors import InputError, TenureError
-from tenure.inspect import devices, local, recordings, verdicts
+from tenure.inspect import constructors, devices, local, verdicts
 from tenure.inspect.coordinates import found_coordinates
 from tenure.inspect.modules import name_modules
-from tenure.inspect.options import VARIABLE, Options, rank_of, recording_name, say
+from tenure.inspect.options import VARIABLE, Options, rank_of, recording_names, say
 from tenure.inspect.redact import redactor, without_names
 from tenure.inspect.source import library_folders
-from tenure.inspect.suspects import are_kept, look
+from tenure.inspect.suspects import are_kept, in_backward_elsewhere, look
+from tenure.inspect.telling import Turn, conclude
 
 __all__ = ["Session", "watch", "watch_from_environment"]
 
@@ -34,14 +37,20 @@ _MIND_COST_AFTER = 60.0  # seconds
 _MOST_CYCLES = 16  # kinds that are written down
 _MOST_SUSPECTS = 32  # whose holders are looked at
 _LOOK_AGAIN = 0.1  # of the time may have gone to looking before it is done again
+_BEGINNING = 30.0  # seconds
+_MAIN_WAITS = 2.0  # seconds without a bytecode of the main thread
 _INTERVAL = 0.01  # seconds, at first; later a hundredth of the time so far
-_OTHERS = 3.0  # seconds that rank 0 waits for the others at the end
 
 
 class Session:
     """One session of watching; :func:`watch` starts it.
 
     Use it as a context manager or call :meth:`stop`; without either it ends with the program.
+
+    Attributes:
+        options: How this process is watched.
+        pid: The process; in a forked child the session does nothing.
+        recording: The file that it is recorded in, if it is.
     """
 
     def __init__(self, options: Options) -> None:
@@ -52,10 +61,10 @@ class Session:
             TenureError: The process is being watched already.
         """
         _install_frames()
-        self._options = options
+        self.options = options
         self._redact = redactor(options.redact)
         self._host = socket.gethostname()
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._began = time.monotonic()
         self.recording = self._recording_path()
         self._watch = self._start(options)
@@ -65,17 +74,26 @@ class Session:
         self._looked_at: dict[int, int] = {}  # origin: bytes when it was last looked at
         self._coordinates: dict[str, int] = {}
         self._doubted: set[int] = set()
-        self._accused: list[int] = []
+        self._asked: float | None = None  # when the main thread was asked to judge
+        self._postponed = False  # judging, because of what other threads do
+        self._accused: set[int] = set()
+        self._bounded: set[int] = set()
         self._looking = 0.0  # seconds that looking at holders took
         self._suspected_at = 0
         self._told = ""
+        self._turn = Turn(self.recording)
         self._unit = "step"
         self._last_step = 0
         self._judging = threading.Lock()
-        if options.level != "count" and _C.any_tensor():
-            _C.References([]).adopt()
+        try:
+            if options.level != "count" and _C.any_tensor():
+                with _C.References([]) as references:
+                    references.adopt()
+        except BaseException:
+            del self._watch  # the exception may keep the rest
+            raise
         devices.watch_when_used()
-        _watch_constructors()
+        constructors.watch()
         self._optimizers = follow_optimizers()
         self._steps = _C.on_step(self._step_ended)
         self._timer = threading.Thread(target=self._keep_time, name="tenure-watch", daemon=True)
@@ -90,6 +108,7 @@ class Session:
     def __exit__(self, *_: object) -> None:
         """Stops watching."""
         self.stop()
+        _resume()
 
     def _start(self, options: Options) -> _C.Watch:
         """With a recording, or without if the disk is full."""
@@ -106,10 +125,10 @@ class Session:
         return _C.Watch(options.level, "", options.cap, about, self._redact)
 
     def _recording_path(self) -> Path | None:
-        if not self._options.out or not _C.can_record():
+        if not self.options.out or not _C.can_record():
             return None
-        path = local.recording_path(self._options, recording_name(self._redact(self._host)))
-        if path.parent != Path(self._options.out) and rank_of() == 0 and not self._options.quiet:
+        path = local.recording_path(self.options, recording_names(self._redact(self._host)))
+        if path.parent != Path(self.options.out) and rank_of() == 0 and not self.options.quiet:
             say(f"recording to {path.parent} on this node, copied to --out at the end")
         return path
 
@@ -119,7 +138,9 @@ class Session:
         if judged["verdict"] == "leak":
             # Those that came up since the last time, while what holds them is there.
             with contextlib.suppress(TenureError):
-                self._look([s for s in judged["suspects"] if s["origin"] not in self._looked_at])
+                new = [s for s in judged["suspects"] if s["origin"] not in self._looked_at]
+                if self._look(new):
+                    judged = self._watch.judge()
         return self._document(judged)
 
     def _place(self) -> dict[str, int]:
@@ -132,7 +153,7 @@ class Session:
         process = {
             "rank": rank_of(),
             "host": self._host,
-            "pid": self._pid,
+            "pid": self.pid,
             "file": self.recording.name if self.recording else "",
             "unit": self._unit,
             "cost": self._watch.cost(),
@@ -143,15 +164,19 @@ class Session:
         }
         return verdicts.document(judged, origins, self._holdings, process)
 
-    def stop(self) -> None:
-        """Stops watching and says the verdict; the recording is complete. Again: nothing."""
-        if self._stopped or os.getpid() != self._pid:
+    def stop(self, *, silently: bool = False) -> None:
+        """Stops watching and says the verdict; the recording is complete. Again: nothing.
+
+        Args:
+            silently: Whether another session goes on in its place, and will say it.
+        """
+        if self._stopped or os.getpid() != self.pid:
             return
         self._stopped = True
         atexit.unregister(self.stop)
         self._end_timer.set()
         self._timer.join(1.0)
-        _unwatch_constructors()
+        constructors.unwatch()
         self._optimizers.remove()
         self._steps.end()
         if devices.history is not None:
@@ -167,39 +192,11 @@ class Session:
             say(f"nothing is recorded any more: {broken}")
         del self._watch  # the recording is complete
         if self.recording is not None and not broken:
-            self.recording = local.send(self.recording, self._options)
-        self._conclude(verdict)
-
-    def _conclude(self, verdict: verdicts.Document) -> None:
-        """The first screen and the JSON file, of all ranks where this is the one to speak."""
-        ranks = int(os.environ.get("WORLD_SIZE", "1") or 1)
-        written = self._for_files(verdict)
-        if self.recording is not None and ranks > 1:
-            if rank_of() != 0 and not self._options.json:
-                return
-            verdict = written = self._merged(written, ranks)
-        if self._options.json:
-            _write_json(Path(self._options.json), written)
-        if self._options.quiet or rank_of() != 0 or verdict["steps"] == 0:
+            self.recording = local.send(self.recording, self.options)
+        self._turn.end()
+        if silently and self.recording is not None:
             return
-        say(verdicts.first_screen(verdict))
-        if self.recording is not None and verdict["verdict"] in {"leak", "growth"}:
-            folder = verdicts.shown_path(self._options.out)
-            say(f"recorded in {folder}: `tenure why {folder}` says more")
-
-    def _merged(self, mine: verdicts.Document, ranks: int) -> verdicts.Document:
-        """The verdict of all ranks on this host, once they have ended or after a while."""
-        until = time.monotonic() + (_OTHERS if rank_of() == 0 else 0)
-        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", ranks) or ranks)
-        try:
-            while time.monotonic() < until:
-                files = recordings.files_in([self._options.out])
-                if sum(map(recordings.has_ended, files)) >= local_ranks:
-                    break
-                time.sleep(0.1)
-            return recordings.judge([self._options.out])
-        except TenureError:
-            return mine
+        conclude(verdict, self._for_files(verdict), self.recording, self.options)
 
     def _step_ended(self, step: int) -> None:
         """Called by the clock on the thread that announced the step, after the row was taken."""
@@ -209,7 +206,7 @@ class Session:
         self._last_step = step
         if devices.history is not None:
             devices.history.read()
-        if self._watch.due():
+        if self._watch.due() or self._postponed:
             self._judge()
 
     def _keep_time(self) -> None:
@@ -226,13 +223,22 @@ class Session:
             self._last_step = count
             if not self._watch.end_interval(count):  # the clock ticks by now
                 return
-            if self._watch.due():
-                _C.call_on_main_thread(self._judge)
+            if self._watch.due() or self._postponed:
+                self._asked = self._asked or time.monotonic()
+                _C.call_on_main_thread(self._judge_when_asked)
+            if self._asked is not None and time.monotonic() - self._asked > _MAIN_WAITS:
+                self._judge_when_asked()  # the main thread waits for something
             wait = max(_INTERVAL, (time.monotonic() - self._began) / 100)
+
+    def _judge_when_asked(self) -> None:
+        if self._asked is not None:
+            self._asked = None
+            self._judge()
 
     def _judge(self) -> None:
         """Judges, and looks at holders if there is reason to."""
-        if self._stopped or not self._judging.acquire(blocking=False):
+        self._postponed = in_backward_elsewhere()
+        if self._stopped or self._postponed or not self._judging.acquire(blocking=False):
             return
         began = time.perf_counter()
         try:
@@ -240,8 +246,10 @@ class Session:
             verdict = self._watch.judge()
             if verdict["doubtful"] and self._accuse(verdict["doubtful"]):
                 verdict = self._watch.judge()
-            if verdict["verdict"] == "leak":
-                self._look(verdict["suspects"])
+            if self._look([*verdict["suspects"], *verdict["filling"]]):
+                verdict = self._watch.judge()
+            elif verdict["verdict"] == "growth" and self._has_time_to_look():
+                self._find_foreign()
             self._tell(verdict)
             self._mind_cost()
             self._watch.put("cost", f"{self._watch.cost():.5f}")
@@ -254,17 +262,29 @@ class Session:
             self._judging.release()
             self._watch.spend(time.perf_counter() - began)
 
-    def _look(self, suspects: list[dict[str, Any]]) -> None:
-        """Writes down who holds suspects that are new, or have doubled since."""
+    def _has_time_to_look(self) -> bool:
+        return self._looking <= _LOOK_AGAIN * (time.monotonic() - self._began)
+
+    def _find_foreign(self) -> None:
+        """Counts storages whose memory is not torch's: they may be what grows."""
+        began = time.perf_counter()
+        with _C.References([]) as references:
+            references.find_foreign()
+        self._looking += time.perf_counter() - began
+
+    def _look(self, suspects: list[dict[str, Any]]) -> bool:
+        """Writes down who holds suspects that are new, or have doubled since.
+
+        Returns whether that makes a difference to the verdict.
+        """
         wanted = [
             s
             for s in suspects[:_MOST_SUSPECTS]
             if s["bytes"] >= 2 * self._looked_at.get(s["origin"], 0)
         ]
-        ran = time.monotonic() - self._began
         again = all(s["origin"] in self._looked_at for s in wanted)
-        if not wanted or (again and self._looking > _LOOK_AGAIN * ran):
-            return
+        if not wanted or (again and not self._has_time_to_look()):
+            return False
         began = time.perf_counter()
         found, cycles = look([s["origin"] for s in wanted], self._last_step)
         self._cycles = [cycle.as_json() for cycle in cycles[:_MOST_CYCLES]]
@@ -284,10 +304,21 @@ class Session:
                 suspect["count"],
                 _json_text(self._for_files(self._holdings[origin])),
             )
+        before = set(self._bounded)
+        self._bounded -= found.keys()
+        self._bounded |= {origin for origin in found if found[origin].bounded}
+        if self._bounded != before:
+            self._put_evidence()
+        return self._bounded != before
+
+    def _put_evidence(self) -> None:
+        self._watch.set_evidence(self._accused, self._bounded)
+        self._watch.put("accused", _json_text(sorted(self._accused)))
+        self._watch.put("bounded", _json_text(sorted(self._bounded)))
 
     def _for_files(self, told: Any) -> Any:
         """What files may say, which is less than the terminal if names are to be hashed there."""
-        return without_names(told, self._redact) if self._options.redact else told
+        return without_names(told, self._redact) if self.options.redact else told
 
     def _accuse(self, doubtful: list[int]) -> bool:
         """Whether what grows along with the inputs is kept from step to step, and so a leak."""
@@ -296,10 +327,8 @@ class Session:
             return False
         self._doubted.update(wanted)
         guilty = are_kept(wanted, self._last_step)
-        for origin in guilty:
-            self._watch.accuse(origin)
-        self._accused += guilty
-        self._watch.put("accused", _json_text(self._accused))
+        self._accused.update(guilty)
+        self._put_evidence()
         return bool(guilty)
 
     def _tell(self, judged: dict[str, Any]) -> None:
@@ -308,12 +337,14 @@ class Session:
         if kind not in {"leak", "growth"}:
             self._suspected_at = 0
             if self._told:
-                say(f"{self._told} reported earlier has ended: memory no longer grows")
+                say(f"the {self._told} reported earlier is not seen any more")
                 self._told = ""
             return
         self._suspected_at = self._suspected_at or judged["steps"]
         lasted = judged["steps"] >= 2 * self._suspected_at
-        if self._options.quiet or self._told == kind or not lasted or rank_of() != 0:
+        if self._unit == "interval":  # a program's beginning looks like growth
+            lasted = lasted and time.monotonic() - self._began > _BEGINNING
+        if self.options.quiet or self._told == kind or not lasted or not self._turn.take(kind):
             return
         self._told = kind
         say(verdicts.first_screen(self._document(judged)))
@@ -324,9 +355,9 @@ class Session:
             return
         cost, memory = 100 * self._watch.cost(), _C.observer_bytes()
         lasts = time.monotonic() - self._began > _MIND_COST_AFTER
-        if memory > self._options.memory:
+        if memory > self.options.memory:
             took = f"took {memory / 1e6:,.0f} MB"
-        elif lasts and cost > self._options.cost:
+        elif lasts and cost > self.options.cost:
             took = f"cost {cost:.0f} % of the time"
         else:
             return
@@ -336,7 +367,8 @@ class Session:
         say(text)
 
 
-_session: Session | None = None
+_session: Session | None = None  # the one that `tenure run` began
+_interrupted = False  # by one of the program's own
 _frames_installed = False
 
 
@@ -350,7 +382,8 @@ def watch(
     """Watches this process from now on: for notebooks, and programs that start it themselves.
 
     Args:
-        out: Folder for the recording; without it the verdict is made from memory.
+        out: Folder for the recording; default: that of `tenure run`, or none, and the verdict is
+            made from memory.
         level: ``count``, ``trace`` or ``deep``, from the cheapest to the most told.
         json: File for the verdict at the end.
         quiet: Says nothing on stderr.
@@ -369,53 +402,51 @@ def watch(
         >>> verdict["verdict"]
         'leak'
     """
-    options = Options(
-        out=os.fspath(out) if out is not None else "",
-        json=os.fspath(json) if json is not None else "",
-        level=level,
-        quiet=quiet,
-    )
-    global _session
-    _session = Session(options)
-    return _session
+    _give_way()
+    asked = replace(_from_environment(), level=level, quiet=quiet)
+    if out is not None:
+        asked = replace(asked, out=os.fspath(out))
+    if json is not None:
+        asked = replace(asked, json=os.fspath(json))
+    return Session(asked)
+
+
+def watch_apart() -> Session:
+    """Watches this process for a while, for the caller alone: nothing is said or recorded.
+
+    What `tenure run` began goes on when the session is left.
+    """
+    _give_way()
+    return Session(Options(quiet=True))
+
+
+def _give_way() -> None:
+    """Interrupts the watching that `tenure run` began: its recording is complete so far."""
+    global _session, _interrupted
+    if _session is None or os.getpid() != _session.pid:
+        return
+    _session.stop(silently=True)
+    _session = None
+    _interrupted = True
+
+
+def _resume() -> None:
+    """Goes on with it, in another recording of the same run."""
+    global _interrupted
+    if _interrupted:
+        _interrupted = False
+        watch_from_environment()
+
+
+def _from_environment() -> Options:
+    return Options.parse(os.environ.get(VARIABLE, ""))
 
 
 def watch_from_environment() -> None:
     """Watches this process as the variable ``TENURE`` says; the start-up hook calls it."""
     global _session
     if _session is None and os.environ.get(VARIABLE):
-        _session = Session(Options.parse(os.environ[VARIABLE]))
-
-
-# How Python makes storages: deepcopy and unpickling by the constructor, what comes from another
-# process (a DataLoader's batches) by the others, which are inherited.
-_MAPPERS = ("_new_shared_fd_cpu", "_new_shared_filename_cpu")
-
-
-def _watch_constructors() -> None:
-    setattr(torch.UntypedStorage, "__init__", _welcome)  # noqa: B010  mypy knows a method there
-    for name in _MAPPERS:
-        setattr(torch.UntypedStorage, name, _mapper(name))
-
-
-def _unwatch_constructors() -> None:
-    for name in ("__init__", *_MAPPERS):
-        delattr(torch.UntypedStorage, name)
-
-
-def _welcome(storage: torch.UntypedStorage, *_: Any, **__: Any) -> None:
-    _C.welcome(storage)
-
-
-def _mapper(name: str) -> classmethod[torch.UntypedStorage, Any, torch.UntypedStorage]:
-    mapped = getattr(super(torch.UntypedStorage, torch.UntypedStorage), name)
-
-    def make(_: type, *args: Any, **kwargs: Any) -> torch.UntypedStorage:
-        storage: torch.UntypedStorage = mapped(*args, **kwargs)
-        _C.welcome_foreign(storage)
-        return storage
-
-    return classmethod(make)
+        _session = Session(_from_environment())
 
 
 def _install_frames() -> None:
@@ -437,7 +468,9 @@ def _about(options: Options, host: str) -> list[tuple[str, str]]:
         ("rank", str(rank_of())),
         ("host", host),
         ("pid", str(os.getpid())),
-        ("began", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())),
+        ("began", datetime.now(UTC).isoformat(timespec="milliseconds")),
+        ("began_ns", str(time.monotonic_ns())),
+        ("run", options.run),
         ("level", options.level),
         ("tenure", VERSION),
         ("torch", torch.__version__),
@@ -463,13 +496,3 @@ def _bytes_left() -> int | None:
 
 def _json_text(told: Any) -> str:
     return json.dumps(told, ensure_ascii=False)
-
-
-def _write_json(path: Path, verdict: verdicts.Document) -> None:
-    """At once or not at all, for another rank may write it too."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(verdict, ensure_ascii=False, indent=1) + "\n")
-        beside.replace(path)
-    except OSError as error:
-        say(f"cannot write {path}: {error.strerror}: give --json a file that can be written to")

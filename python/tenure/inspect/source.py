@@ -1,4 +1,4 @@
-"""The user's source: which lines of a file put something into a container of a given name."""
+"""The user's source: which lines of a file make a name refer to something, or to more."""
 
 from __future__ import annotations
 
@@ -8,27 +8,31 @@ import linecache
 import site
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["is_library", "library_folders", "lines_that_add"]
+__all__ = [
+    "is_library",
+    "library_folders",
+    "lines_that_add",
+    "lines_that_register",
+    "lines_that_set",
+]
 
 _ADDERS = {
     "add",
-    "add_module",
     "append",
     "appendleft",
     "extend",
     "insert",
     "put",
     "put_nowait",
-    "register_buffer",
-    "register_forward_hook",
-    "register_full_backward_hook",
-    "register_hook",
-    "register_module",
+    "set",
     "setdefault",
     "update",
 }
+_GIVEN_FIRST = {"heappush", "insort", "insort_left", "insort_right", "setattr"}
+_REGISTERS = ("add_module", "register_")  # what such calls begin with
 
 
 @functools.cache
@@ -51,21 +55,45 @@ def is_library(file: str) -> bool:
 @functools.lru_cache(maxsize=256)
 def lines_that_add(file: str, name: str) -> tuple[int, ...]:
     """Lines such as ``losses.append(loss)``, ``self.cache[key] = value``, ``total = total + x``."""
+    return _lines(file, lambda node: _adds(node, name))
+
+
+@functools.lru_cache(maxsize=256)
+def lines_that_set(file: str, name: str) -> tuple[int, ...]:
+    """Lines such as ``ctx.out = out``."""
+    return _lines(file, lambda node: isinstance(node, ast.Assign) and _sets(node, name))
+
+
+@functools.lru_cache(maxsize=256)
+def lines_that_register(file: str) -> tuple[int, ...]:
+    """Lines such as ``self.add_module(name, layer)`` and ``register_hook(probe)``."""
+    return _lines(file, lambda node: isinstance(node, ast.Call) and _registers(node.func))
+
+
+def _lines(file: str, wanted: Callable[[ast.AST], bool]) -> tuple[int, ...]:
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError):
         return ()
-    return tuple(
-        sorted({node.lineno for node in ast.walk(tree) if _adds(node, name)})  # type: ignore[attr-defined]
-    )
+    return tuple(sorted({getattr(node, "lineno", 0) for node in ast.walk(tree) if wanted(node)}))
+
+
+def _sets(node: ast.Assign, name: str) -> bool:
+    return any(isinstance(target, ast.Attribute) and target.attr == name for target in node.targets)
+
+
+def _registers(function: ast.AST) -> bool:
+    return isinstance(function, ast.Attribute) and function.attr.startswith(_REGISTERS)
 
 
 def _adds(node: ast.AST, name: str) -> bool:
     if isinstance(node, ast.Call):
         function = node.func
+        if _called(function) in _GIVEN_FIRST:
+            return bool(node.args) and _is_named(node.args[0], name)
         return (
             isinstance(function, ast.Attribute)
-            and function.attr in _ADDERS
+            and (function.attr in _ADDERS or _registers(function))
             and (_is_named(function.value, name) or _is_item_of(function.value, name))
         )
     if isinstance(node, ast.AugAssign):
@@ -77,6 +105,12 @@ def _adds(node: ast.AST, name: str) -> bool:
             for target in node.targets
         )
     return False
+
+
+def _called(function: ast.AST) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def _is_named(node: ast.AST, name: str) -> bool:

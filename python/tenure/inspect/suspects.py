@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import collections
 import re
+import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch  # noqa: F401  the extension needs its libraries loaded
+import torch
 
 from tenure import _C
 from tenure.inspect import advice, census, holders
 
 __all__ = ["Holding", "look"]
 
+_OUTSIDE = "nothing with a name: C++ code, or a container that is just being built"
+_ENGINE = torch.autograd.graph.__file__
 _MOST_PATHS = 3  # told for one suspect
 _MOST_LOOKED_AT = 24  # storages of one suspect
 _MOST_IDS = 32
@@ -30,6 +35,7 @@ class Holding:
         advice: What to do, where the pattern is known.
         residue: References to the storages that nobody found.
         frees: Bytes that would go with what is marked as growing; 0 if others hold them too.
+        bounded: Whether what is marked has a bound and is not full.
         storages: Ids of some of them, as in the recording.
     """
 
@@ -39,6 +45,7 @@ class Holding:
     advice: str = ""
     residue: int = 0
     frees: int = 0
+    bounded: bool = False
     storages: list[int] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -55,18 +62,28 @@ def look(origins: Sequence[int], now: int) -> tuple[dict[int, Holding], list[cen
         origins: Ids of origins.
         now: The current step. What was born just before it is alive for good reason.
     """
-    references = _C.References(holders.own_objects())
-    nodes = {}
-    for address, _, node, _, own in references.storages():
-        nodes[address] = nodes[own] = node
     out: dict[int, Holding] = {}
-    for origin in origins:
-        alive = sorted(_C.alive_of({origin}), key=lambda row: row[1])
-        lasting = [row for row in alive if row[3] + 2 < now] or alive
-        found = [(row, nodes[row[0]]) for row in lasting if row[0] in nodes]
-        if alive:
-            out[origin] = _holding(references, found)
-    return out, census.cycles_in(references)
+    with _C.References(holders.own_objects()) as references:
+        nodes = {}
+        for address, _, node, _, own in references.storages():
+            nodes[address] = nodes[own] = node
+        for origin in origins:
+            alive = sorted(_C.alive_of({origin}), key=lambda row: row[1])
+            lasting = [row for row in alive if row[3] + 2 < now] or alive
+            found = [(row, nodes[row[0]]) for row in lasting if row[0] in nodes]
+            if alive:
+                out[origin] = _holding(references, found, _file_of(origin))
+        return out, census.cycles_in(references)
+
+
+def in_backward_elsewhere() -> bool:
+    """Whether another thread is inside autograd's engine, which changes what a look reads."""
+    me = threading.get_ident()
+    return any(
+        frame.f_code.co_filename == _ENGINE
+        for thread, frame in sys._current_frames().items()
+        if thread != me
+    )
 
 
 def are_kept(origins: Sequence[int], now: int) -> list[int]:
@@ -87,7 +104,14 @@ def _is_state(path: list[dict[str, Any]]) -> bool:
     return bool(named) and named[-1]["kind"] == "attribute"
 
 
-def _holding(references: _C.References, found: list[tuple[Any, int]]) -> Holding:
+def _file_of(origin: int) -> str:
+    """The file of the line that made the storages."""
+    made = _C.origin(origin)
+    site: str = made["forward_site"] or made["site"]
+    return site.rpartition(" ")[0].rpartition(":")[0]
+
+
+def _holding(references: _C.References, found: list[tuple[Any, int]], file: str) -> Holding:
     holding = Holding(storages=[row[1] for row, _ in found][-_MOST_IDS:])
     group = [node for _, node in found]
     steps = [row[3] for row, _ in found]
@@ -100,11 +124,11 @@ def _holding(references: _C.References, found: list[tuple[Any, int]]) -> Holding
         seen, actual = references.counts(node)
         holding.residue = max(holding.residue, actual - seen)
     for _, node in sorted(ways.values(), reverse=True)[:_MOST_PATHS]:
-        way = _path(references, node, group, steps)
+        way = _path(references, node, group, steps, file)
         holding.paths.append([hop.as_json() for hop in way.hops])
         if len(holding.paths) == 1:
             holding.cycle, holding.collectable, holding.advice = way.cycle, way.free, way.advice
-            holding.frees = way.frees
+            holding.frees, holding.bounded = way.frees, way.bounded
     return holding
 
 
@@ -121,24 +145,40 @@ class _Way:
     cycle: bool = False
     free: bool = False
     frees: int = 0
+    bounded: bool = False
 
 
-def _path(references: _C.References, node: int, group: list[int], steps: list[int]) -> _Way:
+def _path(
+    references: _C.References, node: int, group: list[int], steps: list[int], file: str
+) -> _Way:
+    """The way to one of the group, whose storages come from these steps and were made in `file`."""
     reached, path, cycle, free = references.retention(node)
     if not reached and cycle:
         # The path begins in the cycle, which closes with that element.
         hops = holders.retention_path([*cycle, *path])
         _breaking([hop for hop in hops if hop.elements[0] < len(cycle)]).leak = True
+        holders.add_lines_of_cycle(hops, file)
         hint = advice.for_cycle(cycle, free)
         return _Way(holders.collapsed(hops), hint, cycle=True, free=free)
     hops = holders.retention_path(path)
     if not reached:
-        outside = holders.Hop("native", "C++ code or an extension's object", leak=True)
+        outside = holders.Hop("native", _OUTSIDE, leak=True)
         return _Way([outside, *holders.collapsed(hops)], "")
     mark = _mark(hops, references.labels_behind(node, group, steps))
-    holders.add_lines(hops)
+    holders.add_lines(hops, file)
     frees = references.gone_with(node)[mark] if path else 0
-    return _Way(holders.collapsed(hops), advice.for_path(hops, path), frees=frees)
+    bounded = bool(path) and _has_room(path[mark][1])
+    hint = advice.for_path(hops, path)
+    return _Way(holders.collapsed(hops), hint, frees=frees, bounded=bounded)
+
+
+def _has_room(owner: Any) -> bool:
+    """Whether a container will drop what is in it, but has not begun to."""
+    return (
+        isinstance(owner, collections.deque)
+        and owner.maxlen is not None
+        and len(owner) < owner.maxlen
+    )
 
 
 def _breaking(cycle: list[holders.Hop]) -> holders.Hop:

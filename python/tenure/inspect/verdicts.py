@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SCHEMA", "document", "first_screen", "merged", "site_text"]
+__all__ = ["SCHEMA", "document", "first_screen", "merged", "path_from_root", "site_text"]
 
 SCHEMA = 1
 _ORDER = ("leak", "growth", "flat", "too-short")  # the worst first
@@ -35,6 +35,7 @@ def document(
     for suspect in judged["suspects"]:
         origin = origins.get(suspect["origin"], {})
         held = holdings.get(suspect["origin"], {})
+        site, function = _site(origin.get("forward_site") or origin.get("site", ""))
         suspects.append(
             {
                 "rank": process.get("rank", 0),
@@ -48,9 +49,10 @@ def document(
                 "op": origin.get("op", ""),
                 "module": origin.get("module", ""),
                 "phase": origin.get("phase", ""),
-                "site": origin.get("forward_site") or origin.get("site", ""),
+                "site": site,
+                "function": function,
                 "looked": suspect["origin"] in holdings,
-                "holders": held.get("paths", []),
+                "holders": [path[::-1] for path in held.get("paths", [])],
                 "cycle": held.get("cycle", False),
                 "frees": held.get("frees", 0),
                 "advice": held.get("advice", ""),
@@ -70,6 +72,7 @@ def document(
         "peak": round(judged["peak"]["per_step"]),
         "split": split,
         "why": judged["why"],
+        "filling": _filling(judged, holdings),
     }
     return {
         "schema": SCHEMA,
@@ -79,6 +82,19 @@ def document(
         "ranks": [rank],
         "suspects": _by_holder(suspects),
     }
+
+
+def _filling(
+    judged: Mapping[str, Any], holdings: Mapping[int, Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """The path, as those of suspects, to what has a bound and is not full, if something has."""
+    held = [holdings.get(filling["origin"], {}) for filling in judged["filling"]]
+    return next((path[::-1] for known in held for path in known.get("paths", [])), [])
+
+
+def path_from_root(suspect: Mapping[str, Any], number: int = 0) -> list[Mapping[str, Any]]:
+    """One of a suspect's paths as a person reads it; JSON has them from the storage outward."""
+    return list(reversed(suspect["holders"][number]))
 
 
 def _by_holder(suspects: list[Document]) -> list[Document]:
@@ -97,7 +113,7 @@ def _holder_of(suspect: Mapping[str, Any]) -> str:
     if not suspect["holders"]:
         return ""
     kept = []
-    for hop in suspect["holders"][0]:
+    for hop in path_from_root(suspect):
         kept.append(hop["text"])
         if hop.get("leak"):
             break
@@ -106,7 +122,7 @@ def _holder_of(suspect: Mapping[str, Any]) -> str:
 
 def merged(documents: Sequence[Document]) -> Document:
     """The verdict of a job from those of its processes."""
-    ran = [d for d in documents if d["steps"] > 0] or list(documents)
+    ran = _that_train(_one_a_process([d for d in documents if d["steps"] > 0] or list(documents)))
     worst = min(ran, key=lambda d: _ORDER.index(d["verdict"]))
     suspects = [suspect for d in ran for suspect in d["suspects"]]
     return {
@@ -117,6 +133,23 @@ def merged(documents: Sequence[Document]) -> Document:
         "ranks": sorted((d["ranks"][0] for d in ran), key=lambda rank: (rank["rank"], rank["pid"])),
         "suspects": _by_holder(suspects),
     }
+
+
+def _one_a_process(documents: list[Document]) -> list[Document]:
+    """The worst of each process, which was recorded in parts if it watched itself for a while."""
+    out: dict[tuple[str, int], Document] = {}
+    for document in sorted(documents, key=lambda d: _ORDER.index(d["verdict"])):
+        rank = document["ranks"][0]
+        out.setdefault((rank["host"], rank["pid"]), document)
+    return list(out.values())
+
+
+def _that_train(documents: list[Document]) -> list[Document]:
+    """Without launchers and helpers: processes that announce no steps beside some that do."""
+    train = [d for d in documents if d["ranks"][0].get("unit", "step") == "step"]
+    if not train:
+        return documents
+    return [d for d in documents if d in train or d["verdict"] in {"leak", "growth"}]
 
 
 def first_screen(verdict: Document, *, limit_bytes: float | None = None) -> str:
@@ -136,6 +169,8 @@ def first_screen(verdict: Document, *, limit_bytes: float | None = None) -> str:
     ]
     if kind == "growth":
         lines.append(rank["why"])
+        if rank.get("filling"):
+            lines.append(f"  held by {_path_line(rank['filling'][::-1])}")
     for group in _groups(verdict["suspects"])[:3]:
         lines += _suspect_lines(group, verdict["ranks"])
     if kind == "leak" and not verdict["suspects"]:
@@ -157,7 +192,7 @@ def _spokesman(verdict: Document) -> Document:
 def _end(rank: Document, unit: str, limit: float | None) -> str:
     rate = max(rank["os"] if rank["os_grows"] else 0, rank["bytes_per_step"])
     left = limit if limit is not None else rank.get("left")
-    if not left or rate <= 0:
+    if not left or rate <= 0 or rank.get("filling"):
         return ""
     steps = left / rate
     seconds = steps * rank["seconds_per_step"]
@@ -176,13 +211,13 @@ def _rounded(value: float) -> int:
 
 
 def _split_line(rank: Document) -> str:
-    parts = {name: value for name, value in rank["split"].items() if abs(value) >= 5e4}
-    shown = " + ".join(
-        f"{_SHORT.get(name, name)} {value / 1e6:.1f}" for name, value in parts.items()
-    )
+    most = max([abs(rank["os"]), *map(abs, rank["split"].values())])
+    size, name = (1e6, "MB") if most >= 5e4 else (1e3, "kB")
+    parts = {part: value for part, value in rank["split"].items() if abs(value) >= 0.05 * size}
+    shown = " + ".join(f"{_SHORT.get(p, p)} {value / size:.1f}" for p, value in parts.items())
     unit = rank.get("unit", "step")
     peak = f" · {unit}'s peak {_mb(rank['peak'])}" if rank["peak"] >= 5e4 else ""
-    return f"OS {_mb(rank['os'])}" + (f" = {shown}" if shown else "") + peak
+    return f"OS {rank['os'] / size:+.1f} {name}" + (f" = {shown}" if shown else "") + peak
 
 
 def _groups(suspects: Sequence[Document]) -> list[list[Document]]:
@@ -201,22 +236,23 @@ def _suspect_lines(group: list[Document], ranks: Sequence[Document]) -> list[str
     made = by + (f" in {first['module']}" if first["module"] else "")
     more = f" and {_many(len(mine) - 1, 'more place')}" if len(mine) > 1 else ""
     growth = _mb(sum(s["bytes_per_step"] for s in mine))
-    where = f"{site_text(first['site'])}{more}"
+    where = f"{site_text(first)}{more}"
     held_on = {suspect["rank"] for suspect in group}
     on = (
         f" on {_where([r for r in ranks if r['rank'] in held_on], ranks)}" if len(ranks) > 1 else ""
     )
-    lines = [f"{_many(count, 'storage')}, {growth} each time, made{made} at {where}{on}"]
+    unit = ranks[0].get("unit", "step")
+    lines = [f"{_many(count, 'storage')}, {growth}/{unit}, made{made} at {where}{on}"]
     if not first.get("looked", True):
         lines.append("  they came too late to look at who holds them: run for some more steps")
     elif not first["holders"]:
         lines.append("  held by nothing that Python or autograd knows: C++ code holds them")
     else:
         what = "  held in a cycle: " if first["cycle"] else "  held by "
-        lines.append(what + _path_line(first["holders"][0]))
+        lines.append(what + _path_line(path_from_root(first)))
     advice = [first["advice"]] if first["advice"] else []
     if first.get("frees"):
-        advice.append(f"{_mb(first['frees'])[1:]} would go with it")
+        advice.append(f"when looked at, {_mb(first['frees'])[1:]} would have gone with it")
     if advice:
         lines.append(f"  {' · '.join(advice)}")
     return lines
@@ -230,10 +266,16 @@ def _path_line(path: Sequence[Mapping[str, Any]]) -> str:
     return " → ".join(shown)
 
 
-def site_text(site: str) -> str:
-    """``train.py:41 main`` of a site with its whole path."""
-    file, _, rest = site.rpartition("/")
-    return rest if file else site or "an unknown line"
+def _site(text: str) -> tuple[str, str]:
+    """The ``file:line`` and the function of a site as recordings have it."""
+    found = re.fullmatch(r"(.*:\d+) (\S+)", text)
+    return (found[1], found[2]) if found else (text, "")
+
+
+def site_text(suspect: Mapping[str, Any]) -> str:
+    """``train.py:41 main``, without the folder."""
+    site = suspect["site"].rpartition("/")[2]
+    return f"{site} {suspect.get('function', '')}".strip() or "an unknown line"
 
 
 def _ranks_line(verdict: Document) -> str:

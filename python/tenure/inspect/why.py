@@ -34,19 +34,19 @@ def _suspect(number: int, suspect: dict[str, Any]) -> list[str]:
     made = suspect["op"] or "an unknown operator"
     inside = f" in {suspect['module']}" if suspect["module"] else ""
     size = f"{suspect['count']:,} storages, {suspect['bytes'] / 1e6:,.1f} MB"
-    growth = f"{suspect['bytes_per_step'] / 1e6:+.3f} MB each time"
+    growth = f"{suspect['bytes_per_step'] / 1e6:+.3f} MB a step"
     sure = f"sure to {100 * suspect['confidence']:.1f} %"
-    where = suspect["site"] or "an unknown line"
+    where = f"{suspect['site']} {suspect['function']}".strip() or "an unknown line"
     lines = [
         f"{number}. rank {suspect['rank']} {suspect['device']}: {size}, {growth}, {sure}",
         f"   made by {made}{inside} ({suspect['phase']}) at {where}",
     ]
-    for path in suspect["holders"]:
+    for way in range(len(suspect["holders"])):
         word = "held in a cycle" if suspect["cycle"] else "held by"
         lines.append(f"   {word}:")
         lines += [
             f"     {'└ ' if i else ''}{hop['text']}{'   ← grows here' if hop.get('leak') else ''}"
-            for i, hop in enumerate(path)
+            for i, hop in enumerate(verdicts.path_from_root(suspect, way))
         ]
     if suspect["advice"]:
         lines.append(f"   {suspect['advice']}")

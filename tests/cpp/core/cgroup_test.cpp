@@ -149,11 +149,12 @@ TEST_F(Hierarchy, AChangedLimitIsSeen) {
 TEST_F(Hierarchy, AGroupWithoutTheControllerIsAccountedInItsParent) {
   write("pod/memory.current", "3000\n");
   write("pod/memory.max", "4000\n");
-  write("pod/memory.stat", "anon 10\ninactive_file 77\n");
+  write("pod/memory.stat", "anon 10\nshmem 5\ninactive_file 77\n");
   const auto cgroup = open(CgroupVersion::v2);
   EXPECT_EQ(cgroup.sample()->usage, 3000);
   EXPECT_EQ(cgroup.sample()->limit, 4000);
   EXPECT_EQ(cgroup.inactive_file(), 77);
+  EXPECT_EQ(cgroup.shared(), 5);
 }
 
 TEST_F(Hierarchy, Version1) {
@@ -163,7 +164,7 @@ TEST_F(Hierarchy, Version1) {
   write("pod/memory.limit_in_bytes", "10000\n");
   write("memory.usage_in_bytes", "8192\n");
   write("memory.limit_in_bytes", "9223372036854710272\n");  // pages of 64 KiB
-  write("pod/job/memory.stat", "inactive_file 1\ntotal_inactive_file 99\n");
+  write("pod/job/memory.stat", "shmem 2\ninactive_file 1\ntotal_shmem 8\ntotal_inactive_file 99\n");
   const auto cgroup = open(CgroupVersion::v1);
   const auto sample = cgroup.sample();
   ASSERT_TRUE(sample.has_value());
@@ -171,6 +172,7 @@ TEST_F(Hierarchy, Version1) {
   EXPECT_EQ(sample->limit, 10000);
   EXPECT_EQ(sample->headroom, 10000 - 4096);
   EXPECT_EQ(cgroup.inactive_file(), 99);
+  EXPECT_EQ(cgroup.shared(), 8);
 }
 
 TEST_F(Hierarchy, WithoutFilesThereIsNoSample) {

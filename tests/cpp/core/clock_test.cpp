@@ -230,6 +230,17 @@ TEST_F(Steps, OfManyThreadsAreAllCounted) {
   EXPECT_EQ(counted(), 4000);
 }
 
+TEST_F(Steps, WhoLeavesGivesWayToOptimizers) {
+  clock().tick(Source::explicitly, me_);
+  EXPECT_FALSE(clock().tick(Source::implicit, me_ + 1));
+  clock().leave(me_ + 1);  // which does not lead
+  EXPECT_FALSE(clock().tick(Source::implicit, me_ + 1));
+  clock().leave(me_);
+  EXPECT_TRUE(clock().tick(Source::implicit, me_ + 1));
+  EXPECT_TRUE(clock().tick(Source::explicitly, me_));
+  clock().leave(me_);
+}
+
 TEST_F(Steps, AForkedChildHasNoSubscribers) {
   const auto child = fork();
   if (child == 0) {

@@ -126,6 +126,22 @@ TEST(BirthTable, AliveAreThoseThatDidNotDie) {
   EXPECT_EQ(alive.size(), 2500);
 }
 
+TEST(BirthTable, WhatWasBeforeStepsWereCountedWasInTheFirst) {
+  BirthTable table;
+  table.tell(true);
+  bear(table, 1, 8, 70);
+  bear(table, 2, 8, 80);
+  table.died(address(2), 90);
+  table.restart_steps();
+  bear(table, 3, 8, 1);
+  EXPECT_EQ(table.find(address(1))->step, 0);
+  EXPECT_EQ(table.find(address(3))->step, 1);
+  const auto deaths = table.drain().deaths;
+  ASSERT_EQ(deaths.size(), 1);
+  EXPECT_EQ(deaths[0].birth.step, 0);
+  EXPECT_EQ(deaths[0].step, 0);
+}
+
 TEST(BirthTable, NothingIsToldUnlessAskedFor) {
   BirthTable table;
   bear(table, 1, 100);

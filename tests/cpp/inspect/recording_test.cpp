@@ -138,6 +138,7 @@ TEST_F(RecordingTest, StepsAreReadBackWithWhatIsNotKnownAbsent) {
   row.deaths = 50;
   row.rss = 60;
   row.shared = 70;
+  row.in_memory = 75;
   row.heap = 80;
   row.heap_free = 90;
   row.device_used = 100;
@@ -151,7 +152,8 @@ TEST_F(RecordingTest, StepsAreReadBackWithWhatIsNotKnownAbsent) {
   }
   EXPECT_EQ(read("SELECT step, seconds, held, peak, births, born_bytes, deaths, rss FROM steps"),
             "4|1.5|10|20|30|40|50|60");
-  EXPECT_EQ(read("SELECT pss, shared, cgroup, children, pinned FROM steps"), "-|70|-|-|-");
+  EXPECT_EQ(read("SELECT pss, shared, cgroup, children, in_memory, pinned FROM steps"),
+            "-|70|-|-|75|-");
   EXPECT_EQ(read("SELECT heap, heap_free, device_used, device_reserved, device_allocated FROM "
                  "steps"),
             "80|90|100|110|120");
@@ -288,6 +290,28 @@ TEST_F(RecordingTest, TheLivingAreKeptHoweverManyTheyAre) {
   EXPECT_EQ(read("SELECT value FROM meta WHERE key = 'thinned'"), "");
 }
 
+TEST_F(RecordingTest, OfTheCourseOfThingsTheOlderHalfIsMadeCoarser) {
+  {
+    auto writes = recording(300'000);
+    for (uint64_t step = 0; step < 2000; ++step) {
+      writes.begin();
+      writes.add(row_of(step));
+      for (uint32_t origin = 1; origin <= 20; ++origin) {
+        writes.add(Cut{.step = step, .origin = OriginId{origin}, .bytes = 1, .count = 1});
+      }
+      writes.commit();
+    }
+  }
+  EXPECT_EQ(read("SELECT value FROM meta WHERE key = 'thinned'"), "yes");
+  EXPECT_LT(std::stoi(read("SELECT (SELECT page_count FROM pragma_page_count) * page_size - "
+                           "(SELECT freelist_count FROM pragma_freelist_count) * page_size FROM "
+                           "pragma_page_size")),
+            310'000);
+  EXPECT_EQ(read("SELECT min(step), max(step) FROM cuts"), "0|1999");
+  EXPECT_EQ(read("SELECT min(step), max(step) FROM steps"), "0|1999");
+  EXPECT_EQ(read("SELECT count(*) FROM cuts WHERE step > 1990"), "180");
+}
+
 TEST_F(RecordingTest, BelowItsCapNothingIsThinned) {
   {
     auto writes = recording();
@@ -328,6 +352,7 @@ TEST_F(RecordingTest, ForgottenStepsTakeTheirCutsAlongAndNothingElse) {
   EXPECT_EQ(read("SELECT step FROM steps"), "7");
   EXPECT_EQ(read("SELECT count(*) FROM cuts"), "0");
   EXPECT_EQ(read("SELECT count(*) FROM storages"), "1");
+  EXPECT_EQ(read("SELECT born_step FROM storages"), "0");
   EXPECT_EQ(read("SELECT count(*) FROM notes"), "1");
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import threading
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +19,7 @@ MIB = 1 << 20
 
 
 def test_rss_follows_a_tensor() -> None:
+    torch.ones(16 * MIB)  # torch's own threads start
     before = sample().process.rss
     block = torch.ones(16 * MIB)
     risen = sample().process.rss - before
@@ -42,7 +44,9 @@ def test_a_sample_cannot_be_changed_and_shows_its_fields() -> None:
 
 
 def walk() -> MappedSample:
-    while (mapped := sample().process.mapped) is None:
+    """The first walk of the address space since the call: an earlier test may have left one."""
+    called = time.monotonic()
+    while (mapped := sample().process.mapped) is None or mapped.age > time.monotonic() - called:
         pass
     return mapped
 
@@ -63,6 +67,9 @@ def test_the_thread_ends_with_the_block() -> None:
     before = running_threads()
     with refresh_samples(0.01):
         assert running_threads() == before + 1
+    deadline = time.monotonic() + 10  # the kernel lists a joined thread a moment longer
+    while running_threads() != before and time.monotonic() < deadline:
+        pass
     assert running_threads() == before
 
 

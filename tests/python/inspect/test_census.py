@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -174,8 +177,38 @@ def test_the_graph_of_a_chain_that_is_long() -> None:
     hidden = torch.zeros(4, requires_grad=True)
     for _ in range(20_000):
         hidden = hidden * 1.0001
-    references = _C.References(holders.own_objects())
-    assert references.size > 20_000
-    node = references.node_of(hidden)
-    assert node is not None
-    assert references.gone_with(node)
+    with _C.References(holders.own_objects()) as references:
+        assert references.size > 20_000
+        node = references.node_of(hidden)
+        assert node is not None
+        assert references.gone_with(node)
+    with pytest.raises(RuntimeError, match="inside a with statement"):
+        _ = references.size
+
+
+def test_threads_that_run_meanwhile_take_nothing_away() -> None:
+    """What was found is said in Python, between whose bytecodes other threads let things go."""
+    newest: dict[int, Any] = {}
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            weights = torch.ones(8, requires_grad=True)
+            newest[threading.get_ident()] = [weights * factor for factor in range(3)]
+
+    interval = sys.getswitchinterval()
+    threads = [threading.Thread(target=churn) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        sys.setswitchinterval(1e-5)
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            for tensors in list(newest.values()):
+                assert "held by" in str(tenure.explain(tensors[2]))
+            assert tenure.census().nbytes > 0
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        for thread in threads:
+            thread.join()

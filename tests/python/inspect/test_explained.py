@@ -19,23 +19,28 @@ import tenure
 from tenure import _C
 from tenure.inspect import session
 
-def take(step: int) -> None:
+def take(step: int, tries: int = 1) -> None:
     if step < {STEP}:
         return
     found = tenure.census()
+    if found.rooted < 0.99 * found.nbytes and tries > 1:
+        return later(0.1, tries - 1)
+    if found.rooted < 0.99 * found.nbytes and {STEP} <= step < {STEP} + 3:
+        return  # another thread may be in the middle of an operator: at the next step
     known = {{"nbytes": found.nbytes, "rooted": found.rooted, "in_cycles": found.in_cycles}}
     with open("census.json", "w") as file:
         json.dump({{**known, "residue": found.residue, "text": str(found)}}, file)
     os._exit(0)
 
-def keep_time() -> None:
-    if _C.step_now() == 0:
-        _C.call_on_main_thread(lambda: take({STEP}))
+# Between any two bytecodes, where a builtin such as sum() may hold a value that only it knows of.
+def later(seconds: float, tries: int) -> None:
+    look = lambda: _C.call_on_main_thread(lambda: take({STEP} + 3, tries))
+    threading.Timer(seconds, look).start()
 
 steps = _C.on_step(take)
 sys.argv = sys.argv[1:]
 if "rollout_store" in sys.argv[0]:  # which has no steps
-    threading.Timer(3.0, keep_time).start()
+    later(3.0, 5)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 

@@ -24,6 +24,13 @@ def test_assert_flat_names_what_grows() -> None:
     assert caught.value.verdict["suspects"]
 
 
+def test_released_storages_that_something_keeps_do_not_matter() -> None:
+    kept = torch.randn(1000)
+    tenure.release(kept)
+    tenure.assert_flat(lambda: None, steps=14)
+    tenure.refill(kept, torch.randn(1000))
+
+
 def test_too_few_steps_are_refused() -> None:
     with pytest.raises(tenure.InputError, match="steps=3 is too few"):
         tenure.assert_flat(lambda: None, steps=3)
@@ -68,6 +75,17 @@ def test_explain_tells_python_autograd_and_leases() -> None:
     assert found.references == len(found.paths) + 1
     assert found.residue == 0
     del lease, out
+
+
+def test_explain_counts_what_cxx_holds_of_the_tensor_itself() -> None:
+    tensor = torch.randn(64)
+    assert tenure.explain(tensor).residue == 0
+    capsules = [torch.utils.dlpack.to_dlpack(tensor) for _ in range(2)]
+    found = tenure.explain(tensor)
+    assert found.residue == 2
+    assert "2 more references from C++ code" in str(found)
+    del capsules
+    assert tenure.explain(tensor).residue == 0
 
 
 def test_explain_tells_saved_tensors() -> None:

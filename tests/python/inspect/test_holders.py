@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextvars
 import functools
+import gc
+import heapq
+import queue
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tenure
-from tenure.inspect import holders
+from tenure.inspect import holders, suspects, verdicts
 
 STEPS = 16
 Body = Callable[[int], None]
@@ -37,7 +41,7 @@ def consume(_: object) -> None:
 
 
 def words(suspect: dict[str, Any]) -> str:
-    return " → ".join(hop["text"] for hop in suspect["holders"][0])
+    return " → ".join(hop["text"] for hop in verdicts.path_from_root(suspect))
 
 
 def marked(suspect: dict[str, Any]) -> str:
@@ -101,6 +105,70 @@ def test_an_array_of_objects() -> None:
     assert "slots" in words(leak(body))
 
 
+def test_memory_of_numpys() -> None:
+    kept: list[torch.Tensor] = []
+    found = leak(lambda _: kept.append(torch.from_numpy(np.zeros(5000))))
+    assert "kept" in words(found)
+    assert "test_holders.py" in found["site"]
+    kept.clear()
+    assert "kept" in words(
+        leak(lambda _: kept.append(torch.frombuffer(bytearray(40_000), dtype=torch.int8)))
+    )
+
+
+def test_shared_memory() -> None:
+    kept: list[torch.Tensor] = []
+    found = leak(lambda _: kept.append(torch.randn(5000).share_memory_()))
+    assert "kept" in words(found)
+    assert "test_holders.py" in found["site"]
+
+
+def test_memory_of_numpys_that_is_given_back() -> None:
+    with tenure.watch(quiet=True) as session:
+        for _ in range(STEPS):
+            consume(torch.from_numpy(np.zeros(5000)))
+            consume(torch.randn(5000).share_memory_())
+            tenure.step()
+        assert session.verdict()["verdict"] == "flat"
+    assert not vars(torch.UntypedStorage).keys() & {"__init__", "_new_shared_fd_cpu"}
+    assert not hasattr(torch.from_numpy, "__wrapped__")
+
+
+def test_what_has_a_bound_is_no_leak_while_it_fills() -> None:
+    replay: collections.deque[torch.Tensor] = collections.deque(maxlen=40)
+    with tenure.watch(quiet=True) as session:
+        for _ in range(30):
+            replay.append(torch.randn(50_000))
+            tenure.step()
+        filling = session.verdict()
+        for _ in range(90):
+            replay.append(torch.randn(50_000))
+            tenure.step()
+        full = session.verdict()
+    assert filling["verdict"] == "growth"
+    assert filling["suspects"] == []
+    assert "something that has a bound fills" in filling["ranks"][0]["why"]
+    assert "held by replay (local of" in verdicts.first_screen(filling)
+    assert full["verdict"] == "flat", full["ranks"]
+
+
+def test_a_full_deque_of_things_that_get_larger_leaks() -> None:
+    last: collections.deque[list[torch.Tensor]] = collections.deque(maxlen=2)
+    last.append([])
+
+    def body(_: int) -> None:
+        last.append([*last[-1], torch.randn(5000)])
+
+    assert "last" in words(leak(body))
+
+
+def test_a_queue_names_the_line_that_puts() -> None:
+    waiting: queue.Queue[torch.Tensor] = queue.Queue()
+    found = leak(lambda _: waiting.put(torch.randn(5000)))
+    assert "waiting" in words(found)
+    assert "kept at test_holders.py" in words(found)
+
+
 def test_a_context_variable() -> None:
     trace: contextvars.ContextVar[tuple[torch.Tensor, ...]] = contextvars.ContextVar("trace")
     trace.set(())
@@ -120,7 +188,7 @@ def test_what_cxx_holds_is_said_so() -> None:
         futures[-1].set_result(torch.randn(5000))
 
     found = leak(body)
-    assert marked(found) == "C++ code or an extension's object"
+    assert marked(found) == suspects._OUTSIDE
     assert found["advice"] == ""
 
 
@@ -266,3 +334,46 @@ def test_collapsing() -> None:
     hops += [holders.Hop("tensor", "tensor")] * 2
     said = [hop.text for hop in holders.collapsed(hops)]
     assert said == ["a", ".next of N", "[3] (×4)", "tensor", "tensor"]
+
+
+def test_a_variable_is_named_rather_than_what_the_frame_is_in_the_middle_of() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.history: list[torch.Tensor] = []
+
+        def step(self) -> torch.Tensor:
+            tenure.step()
+            return torch.randn(5000)
+
+        def fit(self) -> dict[str, Any]:
+            with tenure.watch(quiet=True) as session:
+                for _ in range(30):
+                    self.history.append(self.step())
+                return session.verdict()
+
+    trainer = Trainer()
+    (suspect, *_) = trainer.fit()["suspects"]
+    assert ".history of" in words(suspect)
+    assert "in use by" not in words(suspect)
+    assert "kept at test_holders.py" in words(suspect)
+
+
+def test_what_refers_to_itself_is_a_cycle() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.value, self.me = torch.randn(5000), self
+
+    gc.disable()
+    try:
+        found = leak(lambda _: consume(Node()))
+        assert found["cycle"]
+        assert ".me of" in words(found)
+        assert "gc.collect()" in found["advice"]
+    finally:
+        gc.enable()
+
+
+def test_a_heap_names_the_line_that_pushes() -> None:
+    worst: list[tuple[int, torch.Tensor]] = []
+    found = leak(lambda step: heapq.heappush(worst, (step, torch.randn(5000))))
+    assert "kept at test_holders.py" in words(found)

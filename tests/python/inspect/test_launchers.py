@@ -71,7 +71,10 @@ def test_torchrun_starts_tenure(tmp_path: Path) -> None:
 
 def test_tenure_starts_torchrun(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RANK)
-    launcher = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "train.py"]
+    torchrun = BIN / "torchrun"
+    if not torchrun.exists():  # this environment has the torch of another
+        pytest.skip("torch's scripts are not in this environment")
+    launcher = [str(torchrun), "--standalone", "--nproc-per-node", "2", "train.py"]
     run = tenure_run(launcher, tmp_path)
     assert run.code == 0, run.err
     assert_rank_1_leaks(run.folder)
@@ -112,7 +115,7 @@ def test_ray_actors(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(
         textwrap.dedent(
             """
-            import json, os, subprocess, sys
+            import json, os, subprocess, sys, time
             import ray
             variables = json.loads(subprocess.check_output(
                 [sys.executable, "-m", "tenure", "env", "--out", "run.tenure", "--as", "json"]))
@@ -133,8 +136,9 @@ def test_ray_actors(tmp_path: Path) -> None:
                         self.kept.append(self.torch.randn(5000))
 
             actors = [Trainer.remote() for _ in range(2)]
-            for _ in range(40):
+            for _ in range(60):
                 ray.get([actor.step.remote(i == 1) for i, actor in enumerate(actors)])
+            time.sleep(1)  # Ray kills its actors, and the last second of what is killed may be lost
             ray.shutdown()
             """
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -48,6 +51,34 @@ def test_output_and_status_are_the_programs_own(tmp_path: Path) -> None:
     assert run.verdict["steps"] == 40
 
 
+def test_what_is_made_before_the_first_step_is_of_that_step(tmp_path: Path) -> None:
+    """Until steps are announced, intervals are counted, whose numbers are others."""
+    run = watched(tmp_path, "if step == 0: import time; time.sleep(1)")
+    assert rows_of(run.folder, "SELECT max(step) FROM steps") == [(39,)]
+    late = "SELECT count(*) FROM storages WHERE born_step > 39 OR died_step < born_step"
+    assert rows_of(run.folder, late) == [(0,)]
+
+
+def test_asking_whether_torch_is_there_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text(
+        "import importlib.util\n"
+        "assert importlib.util.find_spec('torch').name == 'torch'\n"
+        "import runpy\nrunpy.run_path('train.py', run_name='__main__')\n"
+    )
+    (tmp_path / "train.py").write_text(textwrap.dedent(LOOP).format(body="pass", end=""))
+    run = tenure_run(["asks.py"], tmp_path)
+    assert (run.code, run.out) == (0, "done\n")
+    assert run.verdict["steps"] == 40
+
+
+def test_an_empty_entry_of_the_path_stays(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("answer = 42")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "job.py").write_text("import torch, beside; print(beside.answer)")
+    run = tenure_run(["sub/job.py"], tmp_path, PYTHONPATH=f"{tmp_path / 'none'}:")
+    assert (run.code, run.out) == (0, "42\n")
+
+
 def test_an_exception_ends_the_program_as_it_would(tmp_path: Path) -> None:
     run = watched(tmp_path, end="raise KeyError('gone')")
     assert run.code == 1
@@ -74,10 +105,11 @@ def test_ctrl_c_ends_the_program_as_it_would(tmp_path: Path) -> None:
 def test_a_leak_names_list_and_line(tmp_path: Path) -> None:
     run = watched(tmp_path, "kept.append(model(torch.randn(8, 64)))")
     assert run.verdict["verdict"] == "leak"
-    words = " → ".join(hop["text"] for hop in run.first["holders"][0])
-    assert "kept (global of train.py)" in words
+    assert "kept (global of train.py)" in run.first["holders"][0][-1]["text"]  # the root is last
+    words = str(run.first["holders"][0])
     assert "train.py:10" in words
-    assert run.first["site"].endswith("train.py:10 <module>")
+    assert run.first["site"].endswith("train.py:10")
+    assert run.first["function"] == "<module>"
     assert "detach" in run.first["advice"]
     assert "LEAK" in run.err
     assert "← grows here" in run.err
@@ -158,10 +190,14 @@ def test_spawned_children_are_watched_too(tmp_path: Path) -> None:
     assert recordings.judge([run.folder])["verdict"] == "leak"
 
 
-def test_a_program_without_torch_is_left_alone(tmp_path: Path) -> None:
+def test_a_program_without_torch_is_left_alone_and_told(tmp_path: Path) -> None:
     run = tenure_run(["-c", "print('no torch here')"], tmp_path)
-    assert (run.code, run.out, run.err) == (0, "no torch here\n", "")
+    assert (run.code, run.out) == (0, "no torch here\n")
+    assert run.err == (
+        "tenure: nothing was watched: neither the program nor a child of it imported torch\n"
+    )
     assert list(run.folder.iterdir()) == []
+    assert tenure_run(["-c", "print('no torch here')"], tmp_path, "--quiet").err == ""
 
 
 def test_module_and_command_forms(tmp_path: Path) -> None:
@@ -263,3 +299,73 @@ def test_off_leaves_nothing_behind() -> None:
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
     )
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_leak_in_a_thread_that_the_main_thread_waits_for(tmp_path: Path) -> None:
+    """No bytecode of the main thread runs, and no steps are announced."""
+    (tmp_path / "serve.py").write_text(
+        textwrap.dedent(
+            """
+            import threading, time, torch
+            class Server:
+                def __init__(self):
+                    self.served = []
+                def serve(self):
+                    end = time.monotonic() + 8
+                    while time.monotonic() < end:
+                        self.served.append(torch.randn(20_000))
+                        time.sleep(0.01)
+            thread = threading.Thread(target=Server().serve)
+            thread.start()
+            thread.join()
+            """
+        )
+    )
+    run = tenure_run(["serve.py"], tmp_path)
+    assert run.code == 0, run.err
+    assert run.verdict["verdict"] == "leak", run.err
+    assert ".served of Server" in str(run.first["holders"])
+
+
+def own_memory_group() -> Path | None:
+    """A memory group for a test alone, if one can be made here."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, name = line.split(":", 2)
+        above = Path("/sys/fs/cgroup") / ("memory" if "memory" in controllers else "")
+        group = above / name.strip("/") / f"tenure-{os.getpid()}"
+        if "memory" in controllers or not controllers:
+            with contextlib.suppress(OSError):
+                group.mkdir()
+                if (group / "memory.stat").exists():
+                    return group
+                group.rmdir()
+    return None
+
+
+def test_files_in_memory_are_growth(tmp_path: Path) -> None:
+    group = own_memory_group()
+    if group is None:
+        pytest.skip("no memory group of one's own can be made here")
+    shm = Path("/dev/shm") / f"tenure-{os.getpid()}"
+    shm.mkdir()
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent(LOOP)
+        .replace("range(40)", "range(120)")
+        .format(
+            body="import time; time.sleep(0.12); "
+            f"open(f'{shm}/{{step}}', 'wb').write(bytes(1 << 20))",
+            end="",
+        )
+    )
+    script = tmp_path / "all.sh"
+    script.write_text(f"echo $$ > {group}/cgroup.procs\nexec {sys.executable} train.py\n")
+    try:
+        run = tenure_run(["sh", script.name], tmp_path)
+    finally:
+        shutil.rmtree(shm)
+        group.rmdir()
+    assert run.code == 0, run.err
+    assert run.verdict["verdict"] == "growth", run.err
+    split = run.verdict["split"]
+    assert split["files in memory"] == pytest.approx(1 << 20, rel=0.2), run.err
+    assert max(split, key=lambda part: split[part]) == "files in memory"

@@ -32,6 +32,7 @@ def rank_of(number: int, kind: str, **place: int) -> verdicts.Document:
         "peak": share,
         "shares": [share],
         "suspects": suspects,
+        "filling": [],
         "why": "",
     }
     origin = {"op": "aten::mm", "module": "Net", "phase": "forward", "site": "/a/train.py:41 main"}
@@ -57,7 +58,7 @@ def test_ranks_that_share_a_suspect_are_one_line() -> None:
     assert screen.count("made by aten::mm in Net at train.py:41 main") == 1
     assert "at train.py:41 main on ranks 0-3, all stage 0, host a" in screen
     assert "on ranks 0-3 of 8, all stage 0, host a; others flat" in screen
-    assert "4.0 MB would go with it" in screen
+    assert "4.0 MB would have gone with it" in screen
 
 
 def test_what_all_ranks_share_says_nothing() -> None:

@@ -4,11 +4,13 @@ First it gives way to the sitecustomize that would have run without it. It must 
 program: whatever goes wrong is one line on stderr.
 """
 
+import atexit
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
+import time
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
@@ -27,21 +29,24 @@ def _run_the_other() -> None:
 class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds torch as it would be found, and starts watching once it is imported."""
 
-    def find_spec(self, fullname, _path=None, _target=None):  # type: ignore[no-untyped-def]
+    def find_spec(self, fullname, path=None, target=None):  # type: ignore[no-untyped-def]
         if fullname != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
-        if spec is None or spec.loader is None:
-            return spec
-        self._loader = spec.loader
-        spec.loader = self
-        return spec
+        # Some only ask whether torch is there, so it may be looked for again.
+        for finder in [finder for finder in sys.meta_path if finder is not self]:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                self._loader = spec.loader
+                spec.loader = self
+                return spec
+        return None
 
     def create_module(self, spec):  # type: ignore[no-untyped-def]
         return self._loader.create_module(spec)
 
     def exec_module(self, module):  # type: ignore[no-untyped-def]
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         _watch()
@@ -57,8 +62,27 @@ def _watch() -> None:
         print(f"tenure: this process is not watched: {reason}", file=sys.stderr)
 
 
+def _say_if_nothing_was_seen(folder: str, began: float) -> None:
+    made = any(path.stat().st_mtime >= began for path in Path(folder).glob("*.sqlite"))
+    if "torch" not in sys.modules and not made:
+        print(
+            "tenure: nothing was watched: neither the program nor a child of it imported torch",
+            file=sys.stderr,
+        )
+
+
+def _begin() -> None:
+    if not os.environ.get("TENURE"):
+        return
+    from urllib.parse import parse_qsl
+
+    given = dict(parse_qsl(os.environ["TENURE"]))
+    sys.meta_path.insert(0, _AfterTorch())
+    if given.get("starter") == str(os.getpid()) and given.get("quiet") != "1":
+        atexit.register(_say_if_nothing_was_seen, given.get("out", ""), time.time())
+
+
 try:
     _run_the_other()
 finally:
-    if os.environ.get("TENURE"):
-        sys.meta_path.insert(0, _AfterTorch())
+    _begin()

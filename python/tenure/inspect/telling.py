@@ -1,0 +1,123 @@
+"""What a watched process says: for itself while it runs, at its end for the run it belongs to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+
+from tenure.errors import TenureError
+from tenure.inspect import local, recordings, verdicts
+from tenure.inspect.options import Options, rank_of, say
+
+__all__ = ["Turn", "conclude"]
+
+_OTHERS = 3.0  # seconds that rank 0 waits for the others
+
+
+class Turn:
+    """Which of a job's ranks speaks up while they run: the first that has something to say."""
+
+    def __init__(self, recording: Path | None) -> None:
+        """Begins with nobody having spoken, whatever an earlier run in the folder left there."""
+        several = int(os.environ.get("WORLD_SIZE", "1") or 1) > 1
+        self._folder = recording.parent if recording is not None and several else None
+        self._began = time.time()
+        self._mine: list[Path] = []
+
+    def take(self, kind: str) -> bool:
+        """Whether this process is the one to say it."""
+        if self._folder is None:
+            return rank_of() == 0
+        mark = self._folder / f".told-{kind}"
+        try:
+            if mark.exists() and mark.stat().st_mtime < self._began:
+                mark.unlink()
+            mark.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError:
+            return rank_of() == 0
+        self._mine.append(mark)
+        return True
+
+    def end(self) -> None:
+        """Leaves nothing behind."""
+        for mark in self._mine:
+            with contextlib.suppress(OSError):
+                mark.unlink()
+
+
+def conclude(
+    mine: verdicts.Document, written: verdicts.Document, recording: Path | None, options: Options
+) -> None:
+    """Says the first screen and writes the JSON file.
+
+    Of all processes of the run, so far as they have recorded anything: the last one to end has them
+    all, and what it writes stays.
+
+    Args:
+        mine: This process's verdict, as it may be said on the terminal.
+        written: The same as it may stand in files.
+        recording: This process's recording, complete.
+        options: How it was watched.
+    """
+    if recording is None:
+        job = written
+        _write_json(options, job)
+    else:
+        _wait_for_ranks(recording)
+        with local.alone_in(Path(options.out)):
+            job = _of_run(recording, written)
+            _write_json(options, job)
+    if options.quiet or rank_of() != 0 or job["steps"] == 0 or _only_started_others(mine, job):
+        return
+    say(verdicts.first_screen(job if len(job["ranks"]) > 1 else mine))
+    if recording is not None and job["verdict"] in {"leak", "growth"}:
+        folder = verdicts.shown_path(options.out)
+        say(f"recorded in {folder}: `tenure why {folder}` says more")
+
+
+def _only_started_others(mine: verdicts.Document, job: verdicts.Document) -> bool:
+    """Whether this is a launcher, whose children have said it all."""
+    return all(rank["pid"] != mine["ranks"][0]["pid"] for rank in job["ranks"])
+
+
+def _wait_for_ranks(recording: Path) -> None:
+    """Until all ranks on this host have ended, or a while, if this is the one that speaks."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1") or 1)
+    if ranks < 2 or rank_of() != 0:
+        return
+    wanted = int(os.environ.get("LOCAL_WORLD_SIZE", ranks) or ranks)
+    until = time.monotonic() + _OTHERS
+    while time.monotonic() < until:
+        try:
+            ended = sum(map(recordings.has_ended, recordings.run_of(recording)))
+        except TenureError:  # one that is being made
+            ended = 0
+        if ended >= wanted:
+            return
+        time.sleep(0.1)
+
+
+def _of_run(recording: Path, mine: verdicts.Document) -> verdicts.Document:
+    try:
+        files = recordings.run_of(recording)
+        return recordings.judge(files) if len(files) > 1 else mine
+    except TenureError:
+        return mine
+
+
+def _write_json(options: Options, verdict: verdicts.Document) -> None:
+    """At once or not at all, for another process may write it too."""
+    if not options.json:
+        return
+    path = Path(options.json)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(verdict, ensure_ascii=False, indent=1) + "\n")
+        beside.replace(path)
+    except OSError as error:
+        say(f"cannot write {path}: {error.strerror}: give --json a file that can be written to")

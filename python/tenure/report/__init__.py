@@ -1,0 +1,1 @@
+"""What recordings show: exports for other tools."""

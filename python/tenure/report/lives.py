@@ -1,0 +1,106 @@
+"""The lives of storages, as a recording has them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: F401  the extension needs its libraries loaded
+
+from tenure import _C
+from tenure.inspect import recordings
+
+__all__ = ["Life", "Recorded", "opened"]
+
+
+@dataclass(frozen=True)
+class Life:
+    """One storage, from birth to death.
+
+    Attributes:
+        number: Its id in the recording.
+        nbytes: Its size.
+        device: ``cpu``, ``cuda:0`` …
+        born: Seconds since watching began; negative if it was there before.
+        died: The same; None if it was alive at the end.
+        born_step: The step in which it was made.
+        died_step: The step in which it died; None if it was alive at the end.
+        origin: ``op``, ``module``, ``phase``, ``site`` and ``forward_site``.
+    """
+
+    number: int
+    nbytes: int
+    device: str
+    born: float
+    died: float | None
+    born_step: int
+    died_step: int | None
+    origin: dict[str, str]
+
+
+class Recorded:
+    """One recording that is open for reading.
+
+    Attributes:
+        path: The file.
+        meta: What it says of its process.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        """Reads what there is to know of the process."""
+        self.path = path
+        self._connection = connection
+        connection.row_factory = sqlite3.Row
+        meta = connection.execute("SELECT key, value FROM meta")
+        self.meta: dict[str, str] = {row["key"]: row["value"] for row in meta}
+        self._origins = {
+            row["id"]: dict(row) for row in connection.execute("SELECT * FROM origins")
+        }
+
+    @property
+    def rank(self) -> int:
+        """The rank that the launcher gave the process, or 0."""
+        return int(self.meta.get("rank", 0))
+
+    @property
+    def name(self) -> str:
+        """As a person would name the process."""
+        return f"rank {self.rank} ({self.meta.get('host', '?')}, pid {self.meta.get('pid', '?')})"
+
+    def steps(self) -> Iterator[dict[str, Any]]:
+        """The rows of the table ``steps``, in order."""
+        for row in self._connection.execute("SELECT * FROM steps ORDER BY step"):
+            yield dict(row)
+
+    def lives(self) -> Iterator[Life]:
+        """Every storage that is in the recording, in the order of birth."""
+        began = int(self.meta.get("began_ns", 0))
+        last = self._connection.execute("SELECT max(step) FROM steps").fetchone()[0] or 0
+        for row in self._connection.execute("SELECT * FROM storages ORDER BY born_ns, id"):
+            origin = self._origins.get(row["origin"], {})
+            # What dies after the last step dies because the program ends.
+            dead = row["died_step"] is not None and row["died_step"] <= last
+            yield Life(
+                row["id"],
+                row["bytes"],
+                str(_C.device_from_tag(origin.get("device", 0))),
+                (row["born_ns"] - began) / 1e9,
+                (row["died_ns"] - began) / 1e9 if dead else None,
+                row["born_step"],
+                row["died_step"] if dead else None,
+                {key: origin.get(key) or "" for key in _TOLD},
+            )
+
+
+_TOLD = ("op", "module", "phase", "site", "forward_site")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Recorded]:
+    """A recording, for reading. Raises InputError for what is none."""
+    with recordings.opened(path) as connection:
+        yield Recorded(path, connection)

@@ -1,0 +1,178 @@
+"""Which processes make one run, which of them speaks, and programs that watch themselves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from watched import tenure_run
+
+from tenure.inspect import recordings
+
+LOOP = """
+import torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept = []
+def train(leak, steps=40):
+    for step in range(steps):
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if leak:
+            kept.append(torch.randn(5000))
+"""
+
+
+def program(folder: Path, text: str, name: str = "train.py") -> str:
+    (folder / name).write_text(LOOP + textwrap.dedent(text))
+    return name
+
+
+def check(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tenure", "check", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_the_latest_run_in_a_folder_is_judged(tmp_path: Path) -> None:
+    leaks = tenure_run([program(tmp_path, "train(True)")], tmp_path)
+    assert leaks.verdict["verdict"] == "leak"
+    sound = tenure_run([program(tmp_path, "train(False)")], tmp_path)
+    assert sound.verdict["verdict"] == "flat", sound.err
+    assert len(sound.verdict["ranks"]) == 1
+    assert "FLAT" in sound.err
+    checked = check(sound.folder)
+    assert checked.returncode == 0, checked.stdout
+    assert "1 recording of earlier runs left out" in checked.stderr
+    first, second = sorted(sound.folder.glob("*.sqlite"), key=lambda path: path.stat().st_mtime)
+    assert recordings.earlier_in([sound.folder]) == [first]
+    assert recordings.run_of(first) == [first]
+    assert recordings.run_of(second) == recordings.files_in([sound.folder]) == [second]
+
+
+def test_a_leak_in_a_spawned_child_is_the_verdict(tmp_path: Path) -> None:
+    program(tmp_path, "train(True)", "child.py")
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import subprocess, sys, torch\n"
+        "subprocess.run([sys.executable, 'child.py'], check=True)\n"
+        "torch.zeros(10)\n"
+    )
+    run = tenure_run([script.name], tmp_path)
+    assert run.code == 0, run.err
+    assert run.verdict["verdict"] == "leak", run.err
+    assert len(run.verdict["ranks"]) == 1  # the parent trains nothing
+    assert "FLAT" not in run.err
+    assert "TOO SHORT" not in run.err
+
+
+def test_processes_of_one_run_one_after_another(tmp_path: Path) -> None:
+    program(tmp_path, "train(True)", "first.py")
+    program(tmp_path, "train(False)", "second.py")
+    script = tmp_path / "all.sh"
+    script.write_text(f"set -e\n{sys.executable} first.py\n{sys.executable} second.py\n")
+    run = tenure_run(["sh", script.name], tmp_path)
+    assert run.code == 0, run.err
+    assert run.verdict["verdict"] == "leak", run.err
+    assert sorted(rank["verdict"] for rank in run.verdict["ranks"]) == ["flat", "leak"]
+
+
+def test_a_program_that_watches_itself_takes_over(tmp_path: Path) -> None:
+    run = tenure_run(
+        [
+            program(
+                tmp_path,
+                """
+                import tenure
+                train(False)
+                with tenure.watch() as session:
+                    train(True)
+                    print(session.verdict()["verdict"])
+                """,
+            )
+        ],
+        tmp_path,
+    )
+    assert run.code == 0, run.err
+    assert run.out == "leak\n"
+    assert "Traceback" not in run.err
+    assert run.verdict["verdict"] == "leak", run.err
+    assert len(list(run.folder.glob("*.sqlite"))) == 3  # before, meanwhile and after
+
+
+def test_assert_flat_in_a_watched_program(tmp_path: Path) -> None:
+    run = tenure_run(
+        [
+            program(
+                tmp_path,
+                """
+                import tenure
+                tenure.assert_flat(lambda: train(False, 1))
+                tenure.assert_flat(lambda: train(False, 1))
+                try:
+                    tenure.assert_flat(lambda: train(True, 1))
+                except tenure.MemoryGrows as error:
+                    print(str(error)[:4])
+                train(True)
+                """,
+            )
+        ],
+        tmp_path,
+    )
+    assert run.code == 0, run.err
+    assert run.out == "LEAK\n"
+    assert run.verdict["verdict"] == "leak", run.err  # it is watched again afterwards
+    assert "kept" in str(run.first["holders"])
+    assert len(run.verdict["ranks"]) == 1
+
+
+RANK = """
+import torch.distributed as dist
+import time
+dist.init_process_group("gloo")
+train(dist.get_rank() == 1, 60)
+time.sleep(5)
+dist.destroy_process_group()
+"""
+
+
+def test_the_rank_that_leaks_speaks_while_it_runs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tenure", "run", "--", sys.executable, "-m"]
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = program(tmp_path, RANK)
+    with subprocess.Popen(
+        [*command, *launcher, script],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=tmp_path,
+    ) as running:
+        assert running.stderr is not None
+        told = [line for line in running.stderr if "LEAK" in line]
+        assert running.wait(120) == 0
+    assert len(told) == 2, told  # live, by rank 1, and at the end, by rank 0
+    assert not list((tmp_path / "run.tenure").glob(".told*"))
+
+
+@pytest.mark.parametrize("start", ["tenure", "torchrun"])
+def test_the_verdict_of_a_launcher_is_that_of_its_ranks(tmp_path: Path, start: str) -> None:
+    script = program(tmp_path, RANK.replace("time.sleep(5)", ""))
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    tenure = ["tenure", "run", "--json", "verdict.json"]
+    if start == "tenure":
+        command = ["-m", *tenure, "--", sys.executable, "-m", *launcher, script]
+    else:
+        command = ["-m", *launcher, "-m", *tenure, script]
+    ended = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, timeout=180
+    )
+    assert ended.returncode == 0, ended.stderr
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert verdict["verdict"] == "leak", ended.stderr
+    assert [rank["rank"] for rank in verdict["ranks"]] == [0, 1]
+    assert "FLAT" not in ended.stderr
+    assert ended.stderr.rindex("LEAK") < ended.stderr.rindex("on rank 1 of 2")

@@ -1,0 +1,160 @@
+"""Exports: what other tools read is what was recorded."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.cuda import _memory_viz
+
+from tenure.errors import InputError
+from tenure.report.export import export
+from tenure.report.lives import Life
+from tenure.report.snapshot import snapshot_of
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded")
+    script = folder / "train.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(64, 64)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "kept = []\n"
+        f"for step in range({STEPS}):\n"
+        "    model(torch.randn(8, 64)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "    kept.append(torch.randn(5000))\n"
+    )
+    command = [sys.executable, "-m", "tenure", "run", "--quiet", str(script)]
+    subprocess.run(command, cwd=folder, check=True, timeout=120)
+    return folder / "run.tenure"
+
+
+def query(folder: Path, sql: str) -> Any:
+    (file,) = folder.glob("*.sqlite")
+    with sqlite3.connect(file) as connection:
+        return connection.execute(sql).fetchone()[0]
+
+
+def test_csv_has_every_step_and_storage(recorded: Path, tmp_path: Path) -> None:
+    steps, storages = export([recorded], "csv", tmp_path / "tables", None)
+    with steps.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == list(range(STEPS))
+    assert int(rows[-1]["held"]) == query(recorded, "SELECT held FROM steps WHERE step=19")
+    with storages.open() as file:
+        lives = list(csv.DictReader(file))
+    assert len(lives) == query(recorded, "SELECT count(*) FROM storages")
+    kept = [life for life in lives if life["bytes"] == "20000" and not life["died_step"]]
+    assert len(kept) == STEPS
+    assert kept[0]["op"] == "aten::randn"
+    assert kept[0]["site"].endswith("train.py:9 <module>")
+    assert storages.stat().st_mode & 0o077 == 0
+
+
+def test_the_snapshot_is_read_by_torchs_own_tool(recorded: Path, tmp_path: Path) -> None:
+    (file,) = export([recorded], "snapshot", tmp_path / "snapshot.pickle", None)
+    command = [sys.executable, "-m", "torch.cuda._memory_viz"]
+    for tool in ("stats", "trace"):
+        ended = subprocess.run(
+            [*command, tool, str(file)], capture_output=True, text=True, timeout=120
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout
+    snapshot = pickle.loads(file.read_bytes())
+    (segment,) = snapshot["segments"]
+    blocks = segment["blocks"]
+    assert sum(block["size"] for block in blocks) == segment["total_size"]
+    alive = [block for block in blocks if block["state"] == "active_allocated"]
+    held = query(recorded, "SELECT held FROM steps WHERE step=19")
+    assert sum(block["requested_size"] for block in alive) == pytest.approx(held, abs=64 << 10)
+    kept = [block for block in alive if block["requested_size"] == 20_000]
+    assert len(kept) == STEPS
+    assert [frame["name"] for frame in kept[0]["frames"]] == ["aten::randn", "<module>"]
+    assert "total_allocated" in _memory_viz.segsum(snapshot)  # which checks that sizes add up
+    assert "const" in _memory_viz.trace_plot(snapshot)
+    assert "const" in _memory_viz.segment_plot(snapshot)
+
+
+def life(number: int, nbytes: int, born: float, died: float | None, device: str = "cpu") -> Life:
+    origin = dict.fromkeys(("op", "module", "phase", "site", "forward_site"), "")
+    return Life(number, nbytes, device, born, died, 0, None, origin)
+
+
+def test_what_is_alive_at_once_does_not_overlap() -> None:
+    random = torch.Generator().manual_seed(0)
+    lives = []
+    for number in range(2000):
+        size, born, lasts = (int(torch.randint(1, 9000, (), generator=random)) for _ in range(3))
+        lives.append(life(number, size, born, born + lasts if number % 7 else None))
+    snapshot = snapshot_of(lives)
+    used: dict[int, int] = {}
+    for event in snapshot["device_traces"][0][1:]:
+        begin, end = event["addr"], event["addr"] + event["size"]
+        if event["action"] == "alloc":
+            assert all(end <= other or begin >= used[other] for other in used)
+            used[begin] = end
+        elif event["action"] == "free_completed":
+            del used[begin]
+    (segment,) = snapshot["segments"]
+    active = {b["address"] for b in segment["blocks"] if b["state"] == "active_allocated"}
+    assert active == set(used)
+    ends = [block["address"] + block["size"] for block in segment["blocks"]]
+    begins = [block["address"] for block in segment["blocks"]]
+    assert begins == [segment["address"], *ends[:-1]]
+    assert ends[-1] == segment["address"] + segment["total_size"]
+
+
+def test_devices_have_segments_of_their_own_and_the_cpu_is_the_last() -> None:
+    lives = [life(1, 100, 0, None), life(2, 200, 0, 1, "cuda:0"), life(3, 0, 0, None)]
+    snapshot = snapshot_of(lives)
+    first, last = snapshot["segments"]
+    assert [b["state"] for b in first["blocks"]] == ["inactive"]
+    assert [b["requested_size"] for b in last["blocks"]] == [100]
+    assert (first["device"], last["device"]) == (0, 1)
+
+
+def test_the_trace_has_a_process_a_rank(recorded: Path, tmp_path: Path) -> None:
+    (file,) = export([recorded], "trace", tmp_path / "trace.json", None)
+    events = json.loads(file.read_text())["traceEvents"]
+    assert events[0]["args"]["name"].startswith("rank 0 (")
+    counters = [event for event in events if event["ph"] == "C"]
+    assert len(counters) == STEPS
+    assert counters[-1]["args"]["held"] == query(recorded, "SELECT held FROM steps WHERE step=19")
+    opened = {event["id"]: event["ts"] for event in events if event["ph"] == "b"}
+    closed = {event["id"]: event["ts"] for event in events if event["ph"] == "e"}
+    assert opened.keys() == closed.keys()
+    assert all(opened[number] <= closed[number] for number in opened)
+    assert len(opened) == query(recorded, "SELECT count(*) FROM storages")
+    assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
+
+
+def test_what_cannot_be_exported_is_said(recorded: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no recording of rank 7"):
+        export([recorded], "csv", tmp_path, 7)
+    with pytest.raises(InputError, match="give --out another place"):
+        export([recorded], "trace", "/nowhere/trace.json", None)
+    with pytest.raises(InputError, match="does not exist"):
+        export([tmp_path / "absent"], "trace", tmp_path / "trace.json", None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command(recorded: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tenure", "export", str(recorded), "--as", "trace"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == "written to tenure-trace.json\n"
+    assert (tmp_path / "tenure-trace.json").exists()
