@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -85,7 +86,15 @@ std::string utf8(PyObject* object) {
   return out;
 }
 
-enum class CodeKind : uint8_t { unknown, user, library, torch, optimizer, module_call };
+enum class CodeKind : uint8_t {
+  unknown,
+  user,
+  library,
+  torch,
+  optimizer,
+  communication,
+  module_call
+};
 
 // Written once, before the first look.
 struct Places {
@@ -101,8 +110,13 @@ CodeKind kind_of(PyCodeObject* code) {
   }
   const auto file = utf8(code->co_filename);
   if (file.starts_with(places->torch)) {
-    return file.compare(places->torch.size(), 6, "optim/") == 0 ? CodeKind::optimizer
-                                                                : CodeKind::torch;
+    const auto within = std::string_view(file).substr(places->torch.size());
+    if (within.starts_with("optim/")) {
+      return CodeKind::optimizer;
+    }
+    return within.starts_with("distributed/") || within.starts_with("nn/parallel/")
+               ? CodeKind::communication
+               : CodeKind::torch;
   }
   if (file.starts_with("<frozen ")) {
     return CodeKind::library;
@@ -209,6 +223,8 @@ bool look(FrameInfo& out, Depth depth) {
       out.module = frame->localsplus[0];
     } else if (kind == CodeKind::optimizer && user.first == nullptr) {
       out.optimizer = true;
+    } else if (kind == CodeKind::communication && user.first == nullptr && out.module == nullptr) {
+      out.communication = true;
     }
     if (other.first == nullptr || (other_is_torch && kind == CodeKind::library)) {
       other = here;

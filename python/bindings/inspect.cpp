@@ -97,6 +97,7 @@ void each_figure(Row& row, const Visit& visit) {
   visit("in_memory", row.in_memory);
   visit("heap", row.heap);
   visit("heap_free", row.heap_free);
+  visit("reserve", row.reserve);
   visit("pinned", row.pinned);
   visit("device_used", row.device_used);
   visit("device_reserved", row.device_reserved);
@@ -211,6 +212,22 @@ py::dict judge_live(const Watch& watch) {
                     watch.evidence());
   }
   return verdict_dict(verdict);
+}
+
+// What tensors are to the program: their kinds and names. Those that nobody saw born are left out.
+void mark(Watch& watch,
+          const std::vector<std::tuple<at::Tensor, std::string, std::string>>& tensors) {
+  std::vector<Mark> marks;
+  for (const auto& [tensor, kind, name] : tensors) {
+    if (tensor.has_storage()) {
+      auto* storage = tensor.storage().unsafeGetStorageImpl();
+      const auto birth = observer().births().find(storage->_mutable_data_ptr_no_checks().get());
+      if (birth) {
+        marks.push_back({birth->id, kind, name});
+      }
+    }
+  }
+  watch.add(std::move(marks));
 }
 
 py::list rows_of(const Watch& watch) {
@@ -357,6 +374,7 @@ void bind_inspect(py::module_& m) {
           },
           py::arg("step"), py::arg("origin"), py::arg("bytes_per_step"), py::arg("bytes"),
           py::arg("count"), py::arg("path"))
+      .def("mark", &mark, py::arg("tensors"))
       .def(
           "set_evidence",
           [](Watch& self, const std::set<uint32_t>& accused, const std::set<uint32_t>& bounded) {

@@ -193,11 +193,19 @@ def why(
 def check(
     recordings: _RECORDINGS,
     peak: Annotated[str, typer.Option(help="Most bytes a process may reach: 12GiB.")] = "",
+    baseline: Annotated[
+        str, typer.Option(help="A run that was good: fail if this one is worse.")
+    ] = "",
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Percent by which the peak may exceed the baseline's.")
+    ] = 5.0,
     json: Annotated[bool, typer.Option("--json", help="For machines: the verdict.")] = False,
 ) -> None:
     """Pass or fail a run, for CI.
 
     Exits with 0 flat, 1 leak, growth or peak over, 2 bad input, 3 too short.
+
+      tenure check run.tenure --peak 12GiB --baseline main.tenure
     """
     from tenure.inspect import recordings as reading
     from tenure.inspect import verdicts
@@ -215,7 +223,51 @@ def check(
             if reached > limit:
                 typer.echo(f"peak {reached:,} bytes on rank {rank}, over {limit:,}", err=json)
                 code = 1
+        if baseline:
+            from tenure.report import diff
+
+            worse = diff.over_baseline(diff.run_of([baseline]), diff.run_of(recordings), tolerance)
+            if worse:
+                typer.echo(worse, err=json)
+                code = 1
     raise typer.Exit(code)
+
+
+@app.command()
+def report(
+    recordings: _RECORDINGS,
+    out: Annotated[str, typer.Option("--out", help="File to write.")] = "tenure-report.html",
+) -> None:
+    """Make one page of all ranks: the verdict, who holds what grows, the peak, every storage.
+
+    The file needs no network and nothing else: open it, send it, keep it with a CI run.
+
+      tenure report run.tenure --out leak.html
+    """
+    from tenure.inspect.verdicts import shown_path
+    from tenure.report import html as command
+
+    with _one_line_errors():
+        _say_what_is_left_out(recordings)
+        made = command.report(recordings, out)
+        typer.echo(f"written to {shown_path(made)} ({made.stat().st_size / 1e6:.1f} MB)")
+
+
+@app.command()
+def diff(
+    before: Annotated[str, typer.Argument(help="A folder that `tenure run` made, or a file.")],
+    after: Annotated[str, typer.Argument(help="Another one.")],
+    json: Annotated[bool, typer.Option("--json", help="For machines: all of it.")] = False,
+) -> None:
+    """Show what grew between two runs: peak and slope, by kind, module and line.
+
+    tenure diff main.tenure branch.tenure
+    """
+    from tenure.report import diff as command
+
+    with _one_line_errors():
+        runs = [command.run_of([path]) for path in (before, after)]
+        typer.echo(_as_json(command.compared(*runs)) if json else command.text_of(*runs))
 
 
 _EXPORTS = {"csv": "tenure-csv", "trace": "tenure-trace.json", "snapshot": "tenure-snapshot.pickle"}

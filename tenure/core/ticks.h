@@ -36,5 +36,7 @@ inline uint64_t coarse_nanoseconds() {
 // Seconds between two readings of ticks(). The rate is measured against steady_clock from the first
 // call of any function here, so early answers are a little less precise than late ones.
 double seconds_between(uint64_t earlier, uint64_t later);
+// The time of steady_clock at a reading of ticks().
+int64_t nanoseconds_at(uint64_t reading);
 
 }  // namespace tenure

@@ -100,7 +100,7 @@ void BirthTable::count(int64_t bytes) {
 void BirthTable::born(const void* data, uint64_t bytes, uint32_t step, OriginId origin,
                       uint32_t thread) {
   auto& shard = shard_of(data);
-  const auto now = coarse_nanoseconds();
+  const auto now = ticks();
   {
     std::lock_guard lock(shard.mutex);
     const auto index = shard.allocate();
@@ -121,7 +121,7 @@ void BirthTable::born(const void* data, uint64_t bytes, uint32_t step, OriginId 
   count(static_cast<int64_t>(bytes));
 }
 
-std::optional<uint64_t> BirthTable::died(const void* data, uint32_t step) {
+std::optional<uint64_t> BirthTable::died(const void* data, uint32_t step, bool in_backward) {
   auto& shard = shard_of(data);
   uint64_t bytes = 0;
   {
@@ -135,7 +135,7 @@ std::optional<uint64_t> BirthTable::died(const void* data, uint32_t step) {
     bytes = slot.birth.bytes;
     if (telling_.load(std::memory_order_relaxed)) {
       if (shard.dead.size() < kMostUntold) {
-        shard.dead.push_back({slot.birth, coarse_nanoseconds(), step, slot.told});
+        shard.dead.push_back({slot.birth, ticks(), step, slot.told, in_backward});
       } else {
         ++shard.untold;
       }

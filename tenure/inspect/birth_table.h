@@ -18,7 +18,7 @@ struct Birth {
   const void* data = nullptr;
   uint64_t id = 0;  // never reused
   uint64_t bytes = 0;
-  uint64_t born = 0;  // coarse_nanoseconds()
+  uint64_t born = 0;  // ticks()
   uint32_t step = 0;
   OriginId origin = OriginId::unknown;
   uint32_t thread = 0;  // kernel thread id
@@ -26,9 +26,10 @@ struct Birth {
 
 struct Death {
   Birth birth;
-  uint64_t died = 0;
+  uint64_t died = 0;  // ticks()
   uint32_t step = 0;
-  bool told = false;  // whether the birth was in an earlier answer of drain()
+  bool told = false;         // whether the birth was in an earlier answer of drain()
+  bool in_backward = false;  // as what autograd saved does
 };
 
 // What happened since the last drain. Storages born and gone between two drains are in `deaths`
@@ -55,7 +56,7 @@ class BirthTable {
 
   void born(const void* data, uint64_t bytes, uint32_t step, OriginId origin, uint32_t thread);
   // Bytes that died, or none if the address is not known.
-  std::optional<uint64_t> died(const void* data, uint32_t step);
+  std::optional<uint64_t> died(const void* data, uint32_t step, bool in_backward = false);
   std::optional<Birth> find(const void* data) const;
 
   // Whether births and deaths are kept for drain().

@@ -12,6 +12,7 @@ struct FrameInfo {
   NameId stack = NameId::none;   // all frames, innermost first, one a line; only if asked for
   const void* module = nullptr;  // the innermost nn.Module whose call this is, by address
   bool optimizer = false;        // inside an optimizer's step
+  bool communication = false;    // inside what speaks with other processes, for its own needs
 };
 
 enum class Depth : unsigned char { site, stack };

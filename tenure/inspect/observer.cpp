@@ -23,6 +23,8 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <optional>
+#include <string_view>
 #include <unordered_map>
 
 namespace tenure::inspect {
@@ -167,13 +169,18 @@ NameId operator_here() {
   return NameId::none;
 }
 
+bool in_collective() {
+  return here.depth > 0 && std::string_view(here.operators[0]).starts_with("c10d::");
+}
+
 OriginId origin_here(uint16_t device) {
   const auto& frame = frame_here();
   Origin origin{.op = operator_here(),
                 .site = frame.site,
                 .stack = frame.stack,
                 .module = module_number(frame.module),
-                .device = device};
+                .device = device,
+                .communication = frame.communication || in_collective()};
   if (const auto node = torch::autograd::get_current_node()) {
     origin.phase = Phase::backward;
     if (auto* trail = trails().find(node->thread_id())) {
@@ -202,6 +209,38 @@ void record_birth(const void* data, uint64_t bytes, uint16_t device) {
   }
 }
 
+// Bytes that died, or none if nobody knew of them.
+std::optional<uint64_t> record_death(const void* data) {
+  return table().died(data, current_step.load(std::memory_order_relaxed),
+                      torch::autograd::get_current_graph_task_id() != -1);
+}
+
+// Sizes of blocks that are only counted and that malloc knows nothing of.
+BirthTable& sizes() {
+  static auto* instance = new BirthTable;
+  return *instance;
+}
+
+int64_t malloced_bytes() {
+  const auto heap = mallinfo2();
+  return static_cast<int64_t>(heap.uordblks + heap.hblkhd);
+}
+
+// Whether an allocator's blocks are malloc's, so that malloc can be asked about them. On aarch64
+// torch brings an allocator of its own; others are preloaded. Asked several times, for threads may
+// use malloc meanwhile; a wrong "no" costs time and a wrong "yes" cannot be afforded.
+bool takes_from_malloc(c10::Allocator& allocator) {
+  for (int64_t bytes = 1'000'003; bytes < 3'000'000; bytes += 700'001) {
+    const auto before = malloced_bytes();
+    const auto made = allocator.allocate(static_cast<size_t>(bytes));
+    const auto more = malloced_bytes() - before;
+    if (more < bytes || more > bytes + 65'536) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // Note [Watching the CPU allocator]
 // The wrapper hands out what the allocator beneath it made, with our deleter in place of that
 // allocator's: the pointer is its own context before and after, so code that asks whether a block
@@ -218,7 +257,7 @@ class WatchedAllocator final : public c10::Allocator {
     if (tracing()) {
       record_birth(made.get(), bytes, 0);
     } else if (current_level.load(std::memory_order_relaxed) == Level::count) {
-      table().count(static_cast<int64_t>(malloc_usable_size(made.get())));
+      count_in(made.get(), bytes);
     }
     return made;
   }
@@ -234,9 +273,11 @@ class WatchedAllocator final : public c10::Allocator {
     if (inner_deleter_ == nullptr) {
       return false;
     }
+    in_malloc_.store(takes_from_malloc(*inner_), std::memory_order_relaxed);
     c10::SetCPUAllocator(this, kPriority);
     return true;
   }
+  bool in_malloc() const { return in_malloc_.load(std::memory_order_relaxed); }
   void remove() {
     if (c10::GetCPUAllocator() == this) {
       c10::SetCPUAllocator(inner_, kPriority);
@@ -253,14 +294,31 @@ class WatchedAllocator final : public c10::Allocator {
   static constexpr uint8_t kPriority = 255;
 
   static void free(void* data) {
-    if (!table().died(data, current_step.load(std::memory_order_relaxed)) &&
-        current_level.load(std::memory_order_relaxed) != Level::off) {
-      table().count(-static_cast<int64_t>(malloc_usable_size(data)));
+    if (!record_death(data) && current_level.load(std::memory_order_relaxed) != Level::off) {
+      count_out(data);
     }
     inner_deleter_(data);
   }
 
+  // Counting alone keeps nothing for a block where malloc knows its size.
+  static void count_in(const void* data, uint64_t bytes) {
+    if (in_malloc_.load(std::memory_order_relaxed)) {
+      bytes = malloc_usable_size(const_cast<void*>(data));  // NOLINT(*-const-cast)
+    } else {
+      sizes().born(data, bytes, 0, OriginId::unknown, 0);
+    }
+    table().count(static_cast<int64_t>(bytes));
+  }
+  static void count_out(void* data) {
+    if (const auto known = sizes().died(data, 0)) {
+      table().count(-static_cast<int64_t>(*known));
+    } else if (in_malloc_.load(std::memory_order_relaxed)) {
+      table().count(-static_cast<int64_t>(malloc_usable_size(data)));
+    }
+  }
+
   c10::Allocator* inner_ = nullptr;
+  static inline std::atomic<bool> in_malloc_{false};
   static inline c10::DeleterFnPtr inner_deleter_ = nullptr;
 };
 
@@ -294,7 +352,7 @@ struct Foreign {
     }
     Weak weak(c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(&storage));
     storages.emplace(data, Known{std::move(weak), is_shared});
-    shared += is_shared ? static_cast<int64_t>(storage.nbytes()) : 0;
+    (is_shared ? shared : heap) += static_cast<int64_t>(storage.nbytes());
     return true;
   }
 
@@ -303,15 +361,14 @@ struct Foreign {
     if (known.storage.use_count() > 0) {
       return false;
     }
-    const auto bytes = table().died(known.storage._unsafe_get_target(),
-                                    current_step.load(std::memory_order_relaxed));
-    shared -= known.shared ? static_cast<int64_t>(bytes.value_or(0)) : 0;
+    const auto bytes = record_death(known.storage._unsafe_get_target());
+    (known.shared ? shared : heap) -= static_cast<int64_t>(bytes.value_or(0));
     return true;
   }
 
   std::mutex mutex;
   std::unordered_map<const void*, Known> storages;  // by the memory's address
-  int64_t shared = 0;                               // bytes
+  int64_t shared = 0, heap = 0;                     // bytes
 };
 
 Foreign& foreign() {
@@ -427,7 +484,7 @@ void Observer::device_died(const void* data, uint64_t bytes) {
     return;
   }
   auto gone = static_cast<int64_t>(bytes);
-  if (const auto known = table().died(data, current_step.load(std::memory_order_relaxed))) {
+  if (const auto known = record_death(data)) {
     gone = static_cast<int64_t>(*known);
   } else if (level() == Level::count) {
     table().count(-gone);
@@ -437,6 +494,7 @@ void Observer::device_died(const void* data, uint64_t bytes) {
   on_devices.fetch_sub(gone, std::memory_order_relaxed);
 }
 
+bool Observer::storages_are_malloced() const { return cpu_allocator().in_malloc(); }
 int64_t Observer::device_bytes() const { return on_devices.load(std::memory_order_relaxed); }
 void Observer::see_devices() { devices_seen.store(true, std::memory_order_relaxed); }
 
@@ -473,6 +531,15 @@ int64_t Observer::shared_bytes() const {
   auto& known = foreign();
   std::lock_guard lock(known.mutex);
   return known.shared;
+}
+
+int64_t Observer::malloced_bytes() const {
+  auto& known = foreign();
+  std::lock_guard lock(known.mutex);
+  if (!cpu_allocator().in_malloc()) {
+    return known.heap;
+  }
+  return std::max<int64_t>(0, table().flow().bytes - device_bytes() - known.shared);
 }
 
 BirthTable& Observer::births() { return table(); }

@@ -54,12 +54,16 @@ class Observer {
   void sweep();
   // Of those, what lies in shared memory.
   int64_t shared_bytes() const;
+  // Bytes of storages that lie in malloc's heap: on the CPU all, or those of other libraries alone.
+  int64_t malloced_bytes() const;
 
   // What a device's allocator tells: see cuda/tracker.cpp.
   void device_born(const void* data, uint64_t bytes, uint16_t device);
   // The same of one whose line is known from elsewhere.
   void device_born_at(const void* data, uint64_t bytes, uint16_t device, NameId site);
   void device_died(const void* data, uint64_t bytes);
+  // Whether storages on the CPU lie in malloc's heap, rather than in another allocator's.
+  bool storages_are_malloced() const;
   // Bytes alive on devices, which births().flow() counts too.
   int64_t device_bytes() const;
   // Storages on devices are seen from now on.

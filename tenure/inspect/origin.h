@@ -18,7 +18,8 @@ struct Origin {
   NameId stack = NameId::none;         // level deep: all frames, innermost first
   uint32_t module = 0;                 // see modules.h; 0: none
   Phase phase = Phase::other;
-  uint16_t device = 0;  // as in LeaseRow
+  uint16_t device = 0;         // as in LeaseRow
+  bool communication = false;  // made to speak with other processes
 
   friend auto operator<=>(const Origin&, const Origin&) = default;
 };

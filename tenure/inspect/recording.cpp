@@ -3,6 +3,7 @@
 #include <tenure/config.h>
 #include <tenure/core/error.h>
 #include <tenure/core/text.h>
+#include <tenure/core/ticks.h>
 #include <tenure/inspect/modules.h>
 #include <tenure/inspect/step_row.h>
 
@@ -25,12 +26,15 @@ namespace {
 constexpr const char* kTables = R"sql(
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE origins(id INTEGER PRIMARY KEY, op TEXT, module TEXT, phase TEXT, site TEXT,
-  forward_site TEXT, device INTEGER, stack TEXT);
+  forward_site TEXT, device INTEGER, stack TEXT, communication INTEGER);
 CREATE TABLE storages(id INTEGER PRIMARY KEY, bytes INTEGER, origin INTEGER, thread INTEGER,
-  born_step INTEGER, born_ns INTEGER, died_step INTEGER, died_ns INTEGER);
+  born_step INTEGER, born_ns INTEGER, died_step INTEGER, died_ns INTEGER,
+  died_in_backward INTEGER);
+CREATE TABLE kinds(storage INTEGER PRIMARY KEY, kind TEXT, name TEXT);
 CREATE TABLE steps(step INTEGER PRIMARY KEY, seconds REAL, held INTEGER, peak INTEGER,
   births INTEGER, born_bytes INTEGER, deaths INTEGER, rss INTEGER, files INTEGER, pss INTEGER, shared INTEGER,
-  cgroup INTEGER, children INTEGER, in_memory INTEGER, heap INTEGER, heap_free INTEGER, pinned INTEGER,
+  cgroup INTEGER, children INTEGER, in_memory INTEGER, heap INTEGER, heap_free INTEGER, reserve INTEGER,
+  pinned INTEGER,
   device_used INTEGER, device_reserved INTEGER, device_allocated INTEGER);
 CREATE TABLE cuts(step INTEGER, origin INTEGER, bytes INTEGER, count INTEGER, birth_steps INTEGER,
   PRIMARY KEY(origin, step)) WITHOUT ROWID;
@@ -143,13 +147,15 @@ struct Recording::File {
   uint32_t origins = 1;            // the first that is not written
   std::vector<uint32_t> nameless;  // origins whose module has no name yet
   Statement meta{handle.file, "INSERT OR REPLACE INTO meta VALUES(?,?)"};
-  Statement origin{handle.file, "INSERT OR REPLACE INTO origins VALUES(?,?,?,?,?,?,?,?)"};
-  Statement storage{handle.file, "INSERT OR REPLACE INTO storages VALUES(?,?,?,?,?,?,?,?)"};
-  Statement death{handle.file, "UPDATE storages SET died_step=?, died_ns=? WHERE id=?"};
+  Statement origin{handle.file, "INSERT OR REPLACE INTO origins VALUES(?,?,?,?,?,?,?,?,?)"};
+  Statement storage{handle.file, "INSERT OR REPLACE INTO storages VALUES(?,?,?,?,?,?,?,?,?)"};
+  Statement death{handle.file,
+                  "UPDATE storages SET died_step=?, died_ns=?, died_in_backward=? WHERE id=?"};
   Statement step{handle.file,
-                 "INSERT OR REPLACE INTO steps VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"};
+                 "INSERT OR REPLACE INTO steps VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"};
   Statement cut{handle.file, "INSERT OR REPLACE INTO cuts VALUES(?,?,?,?,?)"};
   Statement holding{handle.file, "INSERT INTO holdings VALUES(NULL,?,?,?,?,?,?)"};
+  Statement mark{handle.file, "INSERT OR REPLACE INTO kinds VALUES(?,?,?)"};
   Statement note{handle.file, "INSERT INTO notes VALUES(NULL,?,?,?)"};
   Statement pages{handle.file, "PRAGMA page_count"};
   Statement free_pages{handle.file, "PRAGMA freelist_count"};
@@ -184,22 +190,23 @@ void Recording::commit() {
 void Recording::add(const StepRow& row) {
   file_->step.run(row.step, row.seconds, row.held, row.peak, row.births, row.born_bytes, row.deaths,
                   row.rss, row.files, row.pss, row.shared, row.cgroup, row.children, row.in_memory,
-                  row.heap, row.heap_free, row.pinned, row.device_used, row.device_reserved,
-                  row.device_allocated);
+                  row.heap, row.heap_free, row.reserve, row.pinned, row.device_used,
+                  row.device_reserved, row.device_allocated);
 }
 
 void Recording::add(const Changes& changes) {
   const auto origin = [](const Birth& birth) { return static_cast<uint32_t>(birth.origin); };
   for (const auto& birth : changes.births) {
-    file_->storage.run(birth.id, birth.bytes, origin(birth), birth.thread, birth.step, birth.born,
-                       nullptr, nullptr);
+    file_->storage.run(birth.id, birth.bytes, origin(birth), birth.thread, birth.step,
+                       nanoseconds_at(birth.born), nullptr, nullptr, nullptr);
   }
-  for (const auto& [birth, died, step, told] : changes.deaths) {
+  for (const auto& [birth, died, step, told, in_backward] : changes.deaths) {
     if (told) {
-      file_->death.run(step, died, birth.id);
+      file_->death.run(step, nanoseconds_at(died), uint32_t{in_backward}, birth.id);
     } else {
-      file_->storage.run(birth.id, birth.bytes, origin(birth), birth.thread, birth.step, birth.born,
-                         step, died);
+      file_->storage.run(birth.id, birth.bytes, origin(birth), birth.thread, birth.step,
+                         nanoseconds_at(birth.born), step, nanoseconds_at(died),
+                         uint32_t{in_backward});
     }
   }
 }
@@ -212,6 +219,10 @@ void Recording::add(const Cut& cut) {
 void Recording::add(const Holding& holding) {
   file_->holding.run(holding.step, static_cast<uint32_t>(holding.origin), holding.bytes_per_step,
                      holding.bytes, holding.count, std::string_view(holding.path));
+}
+
+void Recording::add(const Mark& mark) {
+  file_->mark.run(mark.storage, mark.kind, redact_(mark.name));
 }
 
 void Recording::forget_steps() {
@@ -232,7 +243,7 @@ void Recording::add_origins() {
     file_->origin.run(id, shown(name_of(origin.op)), shown(module),
                       std::string_view(phase_name(origin.phase)), shown(name_of(origin.site)),
                       shown(name_of(origin.forward_site)), static_cast<uint32_t>(origin.device),
-                      shown(name_of(origin.stack)));
+                      shown(name_of(origin.stack)), uint32_t{origin.communication});
     return origin.module == 0 || !module.empty();
   };
   std::erase_if(file_->nameless, write);
@@ -277,6 +288,7 @@ void Recording::add(const StepRow& /*row*/) {}
 void Recording::add(const Changes& /*changes*/) {}
 void Recording::add(const Cut& /*cut*/) {}
 void Recording::add(const Holding& /*holding*/) {}
+void Recording::add(const Mark& /*mark*/) {}
 void Recording::forget_steps() {}
 void Recording::note(double /*seconds*/, std::string_view /*kind*/, std::string_view /*text*/) {}
 void Recording::add_origins() {}

@@ -36,6 +36,13 @@ struct Holding {
   std::string path;  // JSON
 };
 
+// What a storage is to the program, as far as its holders tell: births alone do not.
+struct Mark {
+  uint64_t storage = 0;  // Birth::id
+  std::string kind;      // "parameter", "gradient", "optimizer"
+  std::string name;      // "GPT.blocks.3.mlp.weight"
+};
+
 // Whether this build has SQLite.
 bool can_record();
 
@@ -59,6 +66,7 @@ class Recording {
   void add(const Changes& changes);
   void add(const Cut& cut);
   void add(const Holding& holding);
+  void add(const Mark& mark);
   void forget_steps();  // and cuts; storages were in step 0
   void note(double seconds, std::string_view kind, std::string_view text);
 

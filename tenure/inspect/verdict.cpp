@@ -22,6 +22,9 @@ constexpr double kLeastShare = 0.02;
 constexpr double kLeastHeap = 0.01;     // malloc's own figure, which has little noise
 constexpr double kLeastReserve = 0.05;  // what the allocator keeps settles late
 constexpr double kLeastBytes = 256.0 * 1024 * 1024;
+// An allocator that is not malloc does not tell what it keeps, and takes tens of megabytes before
+// it uses again what was freed.
+constexpr double kHiddenReserve = 64.0 * 1024 * 1024;
 constexpr int64_t kManySteps = 4;       // births of a group that lasts come from so many steps
 constexpr double kWorkGrows = 3;        // a step's births grow so much faster than one storage
 constexpr double kSmallSuspect = 0.02;  // of all suspects' growth
@@ -232,10 +235,11 @@ struct Place {
   double least;  // bytes a step
   double share;  // of the process, since the growth began
   double (*bytes)(const StepRow& row);
-  double own = 0;  // share of what the part was at first, over the run
+  double own = 0;      // share of what the part was at first, over the run
+  bool hides = false;  // what an allocator that is not malloc keeps
 };
 
-constexpr Place kTotal{"the process", kLeastSeen, kLeastReserve, &total_of};
+constexpr Place kTotal{"the process", kLeastSeen, kLeastReserve, &total_of, 0, true};
 constexpr Place kPeak{"peak", kLeastCounted, 0,
                       [](const StepRow& row) { return static_cast<double>(row.peak); }, kLeastWork};
 // Pages shared with other processes are in `rss` too, and so is pinned memory.
@@ -245,6 +249,8 @@ constexpr std::array kPlaces{
           [](const StepRow& row) {
             return known(row.heap_free) + known(row.device_reserved) - known(row.device_allocated);
           }},
+    Place{"torch's CPU allocator", kLeastSeen, kLeastReserve,
+          [](const StepRow& row) { return known(row.reserve); }, 0, true},
     Place{"pinned cache", kLeastCounted, kLeastShare,
           [](const StepRow& row) { return known(row.pinned); }},
     Place{"other host heap", kLeastCounted, kLeastHeap,
@@ -264,7 +270,10 @@ Share share_of(const Place& place, std::span<const StepRow> rows, size_t since) 
   const auto values = series_of(rows, place.bytes);
   const auto trend = trend_of(values, {.least_per_step = place.least});
   const auto grown = trend.per_step * static_cast<double>(values.size() - trend.since);
-  const auto least = std::min(kLeastBytes, place.share * total_of(rows[trend.since]));
+  auto least = std::min(kLeastBytes, place.share * total_of(rows[trend.since]));
+  if (place.hides && rows.back().reserve) {
+    least = std::max(least, kHiddenReserve);
+  }
   const auto pace = slope_of(std::span(values).subspan(since));
   const bool matters = pace * static_cast<double>(values.size()) >= place.own * values.front();
   return {.name = place.name,
@@ -292,12 +301,15 @@ const Share* fastest(const Verdict& verdict) {
 // What the allocator keeps more of because a step's peak gets higher is not its own growth.
 void add_larger_inputs(Verdict& verdict) {
   auto& held = verdict.shares[0];
-  auto& allocator = verdict.shares[1];
   Share larger{.name = "larger inputs"};
   if (verdict.peak.grows && verdict.suspects.empty()) {
-    const auto most = std::max(0.0, verdict.peak.per_step - std::max(0.0, held.per_step));
-    larger.per_step = std::clamp(allocator.per_step, 0.0, most);
-    allocator.per_step -= larger.per_step;
+    auto most = std::max(0.0, verdict.peak.per_step - std::max(0.0, held.per_step));
+    for (auto& allocator : std::span(verdict.shares).subspan(1, 2)) {  // malloc, and torch's own
+      const auto part = std::clamp(allocator.per_step, 0.0, most);
+      larger.per_step += part;
+      allocator.per_step -= part;
+      most -= part;
+    }
   }
   verdict.shares.push_back(larger);
 }

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <iterator>
 #include <mutex>
 #include <stop_token>
 #include <thread>
@@ -99,11 +100,16 @@ struct Watch::State {
       const auto heap = mallinfo2();
       heap_bytes = static_cast<int64_t>(heap.uordblks + heap.hblkhd);
       heap_free = static_cast<int64_t>(heap.fordblks);
-      heap_held =
-          std::max<int64_t>(flow.bytes - observer().device_bytes() - observer().shared_bytes(), 0);
+      heap_held = observer().malloced_bytes();
     }
     row.heap = std::max<int64_t>(0, heap_bytes - heap_held);
     row.heap_free = heap_free;
+    if (!observer().storages_are_malloced()) {
+      const auto on_host = flow.bytes - observer().device_bytes() - observer().shared_bytes() -
+                           observer().malloced_bytes();
+      row.reserve = std::max<int64_t>(0, row.rss - row.files.value_or(0) - heap_bytes - heap_free -
+                                             std::max<int64_t>(0, on_host));
+    }
     if (!children.empty() && children_time <= row.seconds * kChildrenShare) {
       const auto asked = SteadyClock::now();
       children_bytes = private_bytes(children);
@@ -236,6 +242,7 @@ struct Watch::State {
     std::vector<StepRow> new_rows;
     std::vector<Cut> new_cuts;
     std::vector<Holding> new_holdings;
+    std::vector<Mark> new_marks;
     std::vector<std::pair<std::string, std::string>> new_notes, new_meta;
     bool forget = false;
     {
@@ -244,6 +251,7 @@ struct Watch::State {
       new_rows.swap(queued_rows);
       new_cuts.swap(queued_cuts);
       new_holdings.swap(queued_holdings);
+      new_marks.swap(queued_marks);
       new_notes.swap(queued_notes);
       new_meta.swap(queued_meta);
     }
@@ -266,6 +274,9 @@ struct Watch::State {
       }
       for (const auto& holding : new_holdings) {
         recording->add(holding);
+      }
+      for (const auto& mark : new_marks) {
+        recording->add(mark);
       }
       for (const auto& [kind, text] : new_notes) {
         recording->note(seconds(), kind, text);
@@ -291,6 +302,7 @@ struct Watch::State {
   Evidence evidence;
   std::vector<Cut> queued_cuts;
   std::vector<Holding> queued_holdings;
+  std::vector<Mark> queued_marks;
   std::vector<std::pair<std::string, std::string>> queued_notes, queued_meta;
   uint64_t steps = 0;
   uint64_t next_due = kFirstDue;
@@ -385,6 +397,13 @@ std::map<OriginId, std::vector<Cut>> Watch::cuts() const {
 void Watch::add(Holding holding) {
   std::lock_guard lock(state_->mutex);
   state_->queued_holdings.push_back(std::move(holding));
+}
+
+void Watch::add(std::vector<Mark> marks) {
+  std::lock_guard lock(state_->mutex);
+  auto& queue = state_->queued_marks;
+  queue.insert(queue.end(), std::make_move_iterator(marks.begin()),
+               std::make_move_iterator(marks.end()));
 }
 
 void Watch::note(std::string kind, std::string text) {

@@ -51,6 +51,7 @@ class Watch {
   Evidence evidence() const;
 
   void add(Holding holding);
+  void add(std::vector<Mark> marks);
   void note(std::string kind, std::string text);
   void put(std::string key, std::string value);
   // Time that judging and looking took, which counts as the cost of watching.

@@ -34,7 +34,9 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
 
 
-def run_program(source: str, *, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run_program(
+    source: str, *, timeout: float = 60.0, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Runs a Python program of its own, from its text."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(source)],
@@ -43,12 +45,13 @@ def run_program(source: str, *, timeout: float = 60.0) -> subprocess.CompletedPr
         timeout=timeout,
         # Python 3.12 warns of any fork in a process with threads, which some tests are about.
         env=os.environ
-        | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:This process:DeprecationWarning"},
+        | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:This process:DeprecationWarning"}
+        | variables,
     )
 
 
-def assert_ends_well(source: str, *, timeout: float = 60.0) -> str:
+def assert_ends_well(source: str, *, timeout: float = 60.0, **variables: str) -> str:
     """Runs a program that must end with exit code 0 and complain about nothing; its output."""
-    ended = run_program(source, timeout=timeout)
+    ended = run_program(source, timeout=timeout, **variables)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout + ended.stderr
     return ended.stdout

@@ -37,7 +37,7 @@ def main() -> None:
         length = 4096 + 64 * step
         samples = []
         for _ in range(VALUES // length):
-            sample = torch.randn(length)
+            sample = torch.frombuffer(bytearray(4 * length), dtype=torch.float32).normal_()
             packet = pack(sample)
             del packet[HEADER:]  # shrinks in place
             samples.append(sample)

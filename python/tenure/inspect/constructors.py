@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _device
 
 from tenure import _C
 
@@ -14,9 +15,8 @@ __all__ = ["unwatch", "watch"]
 
 _MAPPED = ("_new_shared_fd_cpu", "_new_shared_filename_cpu")  # from another process
 _MOVED = ("_share_fd_cpu_", "_share_filename_cpu_")  # to where other processes see it
-# Tensors on memory of numpy's, or of whoever else. Not as_tensor and asarray, which torch itself
-# knows by identity to give them the default device.
-_WRAPPERS = ("from_numpy", "frombuffer", "from_dlpack")
+# Tensors on memory of numpy's, or of whoever else.
+_WRAPPERS = ("from_numpy", "frombuffer", "from_dlpack", "as_tensor", "asarray")
 _before: list[tuple[Any, str, Any]] = []  # whose attribute, its name, and what it was
 
 
@@ -29,17 +29,28 @@ def watch() -> None:
     for name in _MOVED:
         _replace(kind, name, _moving(getattr(kind, name)))
     for name in _WRAPPERS:
-        _replace(torch, name, _wrapping(getattr(torch, name)))
+        before = getattr(torch, name)
+        _replace(torch, name, _wrapping(before))
+        if before in _device_constructors():
+            _device_constructors().add(getattr(torch, name))
 
 
 def unwatch() -> None:
     """Puts all back."""
     while _before:
         owner, name, value = _before.pop()
+        if owner is torch:
+            _device_constructors().discard(getattr(torch, name))
         if value is None:
             delattr(owner, name)
         else:
             setattr(owner, name, value)
+
+
+def _device_constructors() -> set[Any]:
+    """Those that torch knows by identity, to give them the default device."""
+    known: set[Any] = getattr(_device, "_device_constructors", set)()
+    return known
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:

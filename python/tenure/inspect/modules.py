@@ -9,7 +9,7 @@ from torch import nn
 
 from tenure import _C
 
-__all__ = ["name_modules"]
+__all__ = ["is_module", "module_paths", "name_modules"]
 
 
 def name_modules() -> None:
@@ -17,8 +17,8 @@ def name_modules() -> None:
     unnamed = dict(_C.unnamed_modules())
     if not unnamed:
         return
-    by_address = {id(found): found for found in gc.get_objects() if _is_module(found)}
-    paths = _paths(list(by_address.values()))
+    by_address = {id(found): found for found in gc.get_objects() if is_module(found)}
+    paths = module_paths(list(by_address.values()))
     for number, address in unnamed.items():
         module = by_address.get(address)
         if module is None:
@@ -28,11 +28,12 @@ def name_modules() -> None:
         weakref.finalize(module, _C.forget_module, address).atexit = False
 
 
-def _is_module(found: object) -> bool:
+def is_module(found: object) -> bool:
+    """Whether an object is a module, asked so that no code of the program runs."""
     return issubclass(type(found), nn.Module)  # not isinstance: that asks proxies, which act on it
 
 
-def _paths(modules: list[nn.Module]) -> dict[int, str]:
+def module_paths(modules: list[nn.Module]) -> dict[int, str]:
     """The path of each module by its address, from the outermost module that contains it."""
     children = {
         id(child)

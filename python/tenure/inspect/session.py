@@ -24,6 +24,7 @@ from tenure.clock import follow_optimizers
 from tenure.errors import InputError, TenureError
 from tenure.inspect import constructors, devices, local, verdicts
 from tenure.inspect.coordinates import found_coordinates
+from tenure.inspect.kinds import marked_tensors
 from tenure.inspect.modules import name_modules
 from tenure.inspect.options import VARIABLE, Options, rank_of, recording_names, say
 from tenure.inspect.redact import redactor, without_names
@@ -84,6 +85,7 @@ class Session:
         self._turn = Turn(self.recording)
         self._unit = "step"
         self._last_step = 0
+        self._steps_seen = 0
         self._judging = threading.Lock()
         try:
             if options.level != "count" and _C.any_tensor():
@@ -183,6 +185,7 @@ class Session:
             devices.history.stop()
         with contextlib.suppress(TenureError):
             name_modules()
+        self._mark_kinds()
         verdict = self.verdict()
         self._watch.put("coordinates", _json_text(verdict["ranks"][0]["coordinates"]))
         self._watch.put("cost", f"{self._watch.cost():.5f}")
@@ -206,8 +209,22 @@ class Session:
         self._last_step = step
         if devices.history is not None:
             devices.history.read()
+        self._steps_seen += 1
+        if self._steps_seen.bit_count() == 1:  # at each doubling, for a little in all
+            self._mark_kinds()
         if self._watch.due() or self._postponed:
             self._judge()
+
+    def _mark_kinds(self) -> None:
+        """Writes down what is a parameter, a gradient, or an optimizer's."""
+        if self.recording is None or _C.observed_level() == "count":
+            return
+        began = time.perf_counter()
+        try:
+            self._watch.mark(marked_tensors())
+        except Exception as error:  # noqa: BLE001  the program goes on, whatever it is made of
+            self._watch.note("error", f"kinds of storages: {type(error).__name__}")
+        self._watch.spend(time.perf_counter() - began)
 
     def _keep_time(self) -> None:
         """Gives a program without steps intervals of time in their place."""

@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SCHEMA", "document", "first_screen", "merged", "path_from_root", "site_text"]
+__all__ = [
+    "SCHEMA",
+    "document",
+    "first_screen",
+    "grouped",
+    "merged",
+    "path_from_root",
+    "site_text",
+    "suspect_lines",
+]
 
 SCHEMA = 1
 _ORDER = ("leak", "growth", "flat", "too-short")  # the worst first
@@ -171,8 +180,8 @@ def first_screen(verdict: Document, *, limit_bytes: float | None = None) -> str:
         lines.append(rank["why"])
         if rank.get("filling"):
             lines.append(f"  held by {_path_line(rank['filling'][::-1])}")
-    for group in _groups(verdict["suspects"])[:3]:
-        lines += _suspect_lines(group, verdict["ranks"])
+    for group in grouped(verdict["suspects"])[:3]:
+        lines += suspect_lines(group, verdict["ranks"])
     if kind == "leak" and not verdict["suspects"]:
         lines.append("who holds them was not recorded: run again with --level trace")
     return "\n".join([*lines, _ranks_line(verdict)])
@@ -220,15 +229,16 @@ def _split_line(rank: Document) -> str:
     return f"OS {rank['os'] / size:+.1f} {name}" + (f" = {shown}" if shown else "") + peak
 
 
-def _groups(suspects: Sequence[Document]) -> list[list[Document]]:
-    """Those that the same thing holds, on whichever rank, are one line."""
+def grouped(suspects: Sequence[Document]) -> list[list[Document]]:
+    """Those that the same thing holds, on whichever rank, together."""
     seen: dict[str, list[Document]] = {}
     for suspect in suspects:
         seen.setdefault(_holder_of(suspect), []).append(suspect)
     return list(seen.values())
 
 
-def _suspect_lines(group: list[Document], ranks: Sequence[Document]) -> list[str]:
+def suspect_lines(group: list[Document], ranks: Sequence[Document]) -> list[str]:
+    """What the first screen says of storages that the same thing holds."""
     first = group[0]
     mine = [suspect for suspect in group if suspect["rank"] == first["rank"]]
     count = sum(s["count"] for s in mine)

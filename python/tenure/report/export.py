@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tenure.errors import InputError
 from tenure.inspect import recordings
+from tenure.report.files import whole
 from tenure.report.lives import Life, Recorded, opened
 from tenure.report.snapshot import snapshot_of
 
@@ -20,6 +19,7 @@ __all__ = ["FORMATS", "export"]
 
 _COLUMNS = [
     *("rank", "storage", "bytes", "device", "op", "module", "phase", "site", "forward_site"),
+    *("kind", "name"),
     *("born_step", "died_step", "born_seconds", "died_seconds"),
 ]
 _COUNTERS = ("held", "peak", "rss", "device_allocated", "device_reserved")
@@ -61,7 +61,7 @@ def _csv(files: Sequence[Path], out: Path) -> list[Path]:
     """Two tables: one row a step, one row a storage."""
     out.mkdir(parents=True, exist_ok=True)
     steps, storages = out / "steps.csv", out / "storages.csv"
-    with _whole(steps) as some, _whole(storages) as others:
+    with whole(steps) as some, whole(storages) as others:
         wide: csv.DictWriter[str] | None = None
         lives = csv.writer(others)
         lives.writerow(_COLUMNS)
@@ -79,13 +79,13 @@ def _csv(files: Sequence[Path], out: Path) -> list[Path]:
 
 def _cells(life: Life) -> list[Any]:
     died = f"{life.died:.6f}" if life.died is not None else ""
-    made = [life.number, life.nbytes, life.device, *life.origin.values()]
+    made = [life.number, life.nbytes, life.device, *life.origin.values(), life.kind, life.name]
     return [*made, life.born_step, life.died_step, f"{life.born:.6f}", died]
 
 
 def _trace(files: Sequence[Path], out: Path) -> list[Path]:
     """Chrome's trace events: memory as counters, storages as spans, one process a rank."""
-    with _whole(out) as file:
+    with whole(out) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         between = ""
         for number, path in enumerate(files):
@@ -112,7 +112,7 @@ def _trace_events(recorded: Recorded, process: int) -> Iterator[dict[str, Any]]:
     for life in recorded.lives():
         ends = life.died if life.died is not None else begin / 1e6
         name = life.origin["op"] or "storage"
-        told = {"bytes": life.nbytes, "device": life.device, **life.origin}
+        told = {"bytes": life.nbytes, "device": life.device, "kind": life.kind, **life.origin}
         span = {"cat": life.origin["phase"] or "storage", "id": f"{process}.{life.number}", **here}
         first = max(0.0, 1e6 * life.born)
         yield {"ph": "b", "name": name, "ts": first, "args": told, **span}
@@ -123,7 +123,7 @@ def _snapshot(files: Sequence[Path], out: Path) -> list[Path]:
     """One process, as PyTorch's memory viewer reads it."""
     with opened(files[0]) as recorded:
         found = snapshot_of(recorded.lives())
-    with _whole(out, "wb") as file:
+    with whole(out, "wb") as file:
         pickle.dump(found, file)
     return [out]
 
@@ -133,16 +133,3 @@ FORMATS: dict[str, Callable[[Sequence[Path], Path], list[Path]]] = {
     "trace": _trace,
     "snapshot": _snapshot,
 }
-
-
-@contextmanager
-def _whole(path: Path, mode: str = "w") -> Iterator[Any]:
-    """A file that is there when it is complete, and not before; its owner alone may read it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.touch(0o600)
-        with beside.open(mode) as file:
-            yield file
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from tenure.report.lives import Life
+from tenure.report.lives import Life, in_order
 
 __all__ = ["snapshot_of"]
 
@@ -80,7 +80,7 @@ class _Segment:
 
 def snapshot_of(lives: Iterable[Life]) -> dict[str, Any]:
     """What ``torch.cuda.memory._snapshot()`` would have said, had all devices been CUDA's."""
-    events = _events(lives)
+    events = in_order(life for life in lives if life.nbytes > 0)
     devices = sorted({life.device for _, _, life in events}, key=_device_order)
     segments = {device: _Segment(_SEGMENT * (i + 1)) for i, device in enumerate(devices)}
     traces: list[list[dict[str, Any]]] = [[] for _ in devices]
@@ -108,20 +108,6 @@ def snapshot_of(lives: Iterable[Life]) -> dict[str, Any]:
         "allocator_settings": {},
         "external_annotations": [],
     }
-
-
-def _events(lives: Iterable[Life]) -> list[tuple[float, bool, Life]]:
-    """Births and deaths in the order of time: when, whether it is a birth, and whose."""
-    out: list[tuple[float, bool, Life]] = []
-    for life in lives:
-        if life.nbytes > 0:
-            out.append((life.born, True, life))
-            if life.died is not None:
-                out.append((max(life.born, life.died), False, life))
-    # The clock is coarse: of those at one time, deaths of what is older come first, then births in
-    # order, then deaths of what was just born.
-    out.sort(key=lambda event: (event[0], not event[1] and event[2].born == event[0], event[1]))
-    return out
 
 
 def _rounded(nbytes: int) -> int:

@@ -2,6 +2,8 @@
 
 #include <tenure/config.h>
 #include <tenure/core/error.h>
+#include <tenure/core/text.h>
+#include <tenure/core/ticks.h>
 #include <tenure/inspect/modules.h>
 #include <tenure/inspect/step_row.h>
 
@@ -192,7 +194,9 @@ TEST_F(RecordingTest, AStorageHasOneRowFromItsBirthToItsDeath) {
   }
   EXPECT_EQ(read("SELECT id, bytes, thread, born_step, born_ns, died_step, died_ns FROM storages "
                  "ORDER BY id"),
-            "1|100|7|0|1001|8|9 2|200|7|0|1002|-|- 3|300|7|0|1003|3|5003");
+            text("1|100|7|0|", nanoseconds_at(1001), "|8|", nanoseconds_at(9), " 2|200|7|0|",
+                 nanoseconds_at(1002), "|-|- 3|300|7|0|", nanoseconds_at(1003), "|3|",
+                 nanoseconds_at(5003)));
 }
 
 TEST_F(RecordingTest, AnOriginIsWrittenOnceItIsKnownAndItsModuleOnceItIsNamed) {

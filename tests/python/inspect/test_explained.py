@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from watched import ZOO, Marks, Nursery
 
 BUGS = sorted(path.stem for path in ZOO.glob("*.py"))

@@ -10,9 +10,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from watched import tenure_run
 
 from tenure.inspect import recordings
+from watched import QUIET, tenure_run
 
 RANK = """
 import os, torch
@@ -42,7 +42,7 @@ def run_in(folder: Path, *command: str, **variables: str) -> subprocess.Complete
         text=True,
         cwd=folder,
         timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+        env={**os.environ, **QUIET, **variables},
     )
 
 

@@ -7,9 +7,9 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from watched import ZOO, Marks, Nursery
 
 from tenure.inspect import recordings
+from watched import ZOO, Marks, Nursery
 
 HEALTHY = int(os.environ.get("TENURE_HEALTHY_RUNS", "40"))  # `make soak` does 200
 BUGS = sorted(path.stem for path in ZOO.glob("*.py"))

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from watched import ROOT, ZOO, tenure_run
 
 from tenure.inspect import local, recordings
 from tenure.inspect.options import Options
+from watched import ROOT, ZOO, tenure_run
 
 SECRET = """
 import torch

@@ -13,9 +13,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from watched import ROOT, Run, tenure_run
 
 from tenure.inspect import recordings
+from watched import ROOT, Run, tenure_run
 
 LOOP = """
 import sys, torch
@@ -369,3 +369,26 @@ def test_files_in_memory_are_growth(tmp_path: Path) -> None:
     split = run.verdict["split"]
     assert split["files in memory"] == pytest.approx(1 << 20, rel=0.2), run.err
     assert max(split, key=lambda part: split[part]) == "files in memory"
+
+
+def test_as_tensor_keeps_the_default_device_and_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(
+        "import numpy, torch\n"
+        "model = torch.nn.Linear(64, 64)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "add = torch.compile(lambda x, y: x + torch.as_tensor(y), fullgraph=True, backend='eager')\n"
+        "kept = []\n"
+        "for step in range(40):\n"
+        "    x = torch.as_tensor(numpy.ones((250, 64), dtype='float32'))\n"
+        "    add(model(x), 2.0).mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "    kept.append(x)\n"
+        "with torch.device('meta'):\n"
+        "    print(torch.as_tensor([1.0]).device, torch.asarray([1.0]).device)\n"
+    )
+    run = tenure_run(["job.py"], tmp_path)
+    assert run.out.split() == ["meta", "meta"], run.err
+    assert run.verdict["verdict"] == "leak", run.err
+    assert run.first["site"].endswith("job.py:7")
+    assert any("kept" in hop["text"] for hop in run.first["holders"][0])

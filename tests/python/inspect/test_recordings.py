@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from watched import ROOT, ZOO, tenure_run
 
 

@@ -9,9 +9,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from watched import tenure_run
 
 from tenure.inspect import recordings
+from watched import tenure_run
 
 LOOP = """
 import torch

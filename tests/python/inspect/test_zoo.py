@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from watched import ZOO, Batch, Marks, Nursery, Run
 
 BUGS = sorted(path.stem for path in ZOO.glob("*.py"))

@@ -91,7 +91,7 @@ def test_the_snapshot_is_read_by_torchs_own_tool(recorded: Path, tmp_path: Path)
 
 def life(number: int, nbytes: int, born: float, died: float | None, device: str = "cpu") -> Life:
     origin = dict.fromkeys(("op", "module", "phase", "site", "forward_site"), "")
-    return Life(number, nbytes, device, born, died, 0, None, origin)
+    return Life(number, nbytes, device, born, died, 0, None, origin, "other", "")
 
 
 def test_what_is_alive_at_once_does_not_overlap() -> None:

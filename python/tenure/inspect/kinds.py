@@ -1,0 +1,67 @@
+"""What storages are to the program: parameters, gradients, the state of optimizers.
+
+Births do not tell: a parameter is made by the same ``aten::empty`` as anything else. Who has it
+does, so modules and optimizers are asked now and then.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import torch
+from torch.optim import Optimizer
+
+from tenure.inspect.modules import is_module, module_paths
+
+__all__ = ["Marked", "marked_tensors"]
+
+Marked = tuple[torch.Tensor, str, str]  # a tensor, its kind and its name
+
+
+def marked_tensors() -> list[Marked]:
+    """Every tensor that a module or an optimizer has, with its kind and name."""
+    found = gc.get_objects()
+    modules = [one for one in found if is_module(one)]
+    optimizers = [one for one in found if issubclass(type(one), Optimizer)]
+    del found
+    paths = module_paths(modules)
+    names: dict[int, str] = {}
+    out: list[Marked] = []
+    for module in modules:
+        own = vars(module)
+        for table in ("_buffers", "_parameters"):
+            for name, tensor in own.get(table, {}).items():
+                if tensor is not None:
+                    names[id(tensor)] = f"{paths.get(id(module), type(module).__qualname__)}.{name}"
+                    out += _with_gradient(tensor, names[id(tensor)])
+    for optimizer in optimizers:
+        out += _of_optimizer(optimizer, names)
+    return out
+
+
+def _of_optimizer(optimizer: Optimizer, names: dict[int, str]) -> Iterator[Marked]:
+    own = vars(optimizer)
+    groups = own.get("param_groups", [])
+    for number, parameter in enumerate(p for group in groups for p in group.get("params", [])):
+        name = names.get(id(parameter))
+        if name is None:
+            name = names[id(parameter)] = f"{type(optimizer).__qualname__}.{number}"
+            yield from _with_gradient(parameter, name)
+    for parameter, state in own.get("state", {}).items():
+        for key, value in state.items() if isinstance(state, dict) else ():
+            if isinstance(value, torch.Tensor):
+                owner = names.get(id(parameter), type(optimizer).__qualname__)
+                yield _local(value), "optimizer", f"{owner}.{key}"
+
+
+def _with_gradient(tensor: torch.Tensor, name: str) -> Iterator[Marked]:
+    yield _local(tensor), "parameter", name
+    if tensor.is_leaf and tensor.grad is not None:
+        yield _local(tensor.grad), "gradient", f"{name}.grad"
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process has of a tensor that is spread over several."""
+    part = vars(tensor).get("_local_tensor") if type(tensor).__name__ == "DTensor" else None
+    return part if isinstance(part, torch.Tensor) else tensor

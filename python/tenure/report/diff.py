@@ -1,0 +1,179 @@
+"""`tenure diff` and `tenure check --baseline`: what grew between two runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tenure.inspect import recordings, verdicts
+from tenure.report.lives import Life, opened
+from tenure.report.peak import Peak, module_of, peak_of
+
+__all__ = ["Run", "compared", "over_baseline", "run_of", "text_of"]
+
+_BY = ("kind", "module", "site")
+_MOST = 8  # lines of each table
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run came to.
+
+    Attributes:
+        name: Its folder.
+        verdict: As in the verdict's JSON.
+        unit: What its steps are.
+        grows: Bytes a step, of the rank that grows the most.
+        peak: Most bytes that a process held.
+        rank: Whose peak that was.
+        parts: Bytes at the peak by kind, module and site; empty if they were only counted.
+    """
+
+    name: str
+    verdict: str
+    unit: str
+    grows: int
+    peak: int
+    rank: int
+    parts: dict[str, Counter[str]]
+
+
+def run_of(paths: Sequence[str | Path]) -> Run:
+    """Reads a run; raises InputError for what is none."""
+    files = recordings.files_in(paths)
+    job = verdicts.merged([recordings.document_of(path) for path in files])
+    peaks = []
+    for path in files:
+        with opened(path) as recorded:
+            top = max(recorded.steps(), key=_height, default=None)
+            if top is not None:
+                traced = recorded.meta.get("level") != "count"
+                peaks.append((_height(top), traced, path, recorded.rank, top["step"], top["peak"]))
+    peaks.sort(key=lambda one: one[:2], reverse=True)
+    parts: dict[str, Counter[str]] = {}
+    with_lives = next((one for one in peaks if one[1]), None)
+    if with_lives is not None:
+        _, _, path, _, step, counted = with_lives
+        with opened(path) as recorded:
+            parts = _parts(peak_of(list(recorded.lives()), step, counted))
+    return Run(
+        ", ".join(verdicts.shown_path(path) for path in paths),
+        job["verdict"],
+        job["ranks"][0].get("unit", "step"),
+        max(rank["bytes_per_step"] for rank in job["ranks"]),
+        peaks[0][0] if peaks else 0,
+        peaks[0][3] if peaks else 0,
+        parts,
+    )
+
+
+def _height(row: dict[str, Any]) -> int:
+    return max(row["peak"] or 0, row.get("device_allocated") or 0)
+
+
+def _parts(peak: Peak) -> dict[str, Counter[str]]:
+    out: dict[str, Counter[str]] = {by: Counter() for by in _BY}
+    for life in peak.lives:
+        for by in _BY:
+            out[by][_name(life, by)] += life.nbytes
+    if peak.unknown:
+        for by in _BY:
+            out[by]["other" if by == "kind" else "not recorded"] += peak.unknown
+    return out
+
+
+def _name(life: Life, by: str) -> str:
+    if by == "kind":
+        return life.kind
+    if by == "module":
+        return module_of(life) or "no module"
+    # Two runs may have the program in different folders.
+    site = life.origin["forward_site"] or life.origin["site"]
+    return site.rpartition("/")[2] or "an unknown line"
+
+
+def compared(before: Run, after: Run) -> dict[str, Any]:
+    """The difference as data: what is positive grew."""
+    return {
+        "schema": verdicts.SCHEMA,
+        "before": _about(before),
+        "after": _about(after),
+        "peak": after.peak - before.peak,
+        "bytes_per_step": after.grows - before.grows,
+        **{by: _grown(before, after, by) for by in _BY},
+    }
+
+
+def _about(run: Run) -> dict[str, Any]:
+    told = {"name": run.name, "verdict": run.verdict, "peak": run.peak, "rank": run.rank}
+    return {**told, "bytes_per_step": run.grows}
+
+
+def _grown(before: Run, after: Run, by: str) -> list[dict[str, Any]]:
+    if not before.parts or not after.parts:
+        return []
+    names = before.parts[by].keys() | after.parts[by].keys()
+    rows: list[dict[str, Any]] = [
+        {"name": name, "before": before.parts[by][name], "after": after.parts[by][name]}
+        for name in names
+    ]
+    rows.sort(key=lambda row: (-abs(row["after"] - row["before"]), row["name"]))
+    return [row for row in rows if row["before"] != row["after"]]
+
+
+def text_of(before: Run, after: Run) -> str:
+    """The difference as a person reads it: the whole first, then what made it."""
+    change = compared(before, after)
+    part = f", {100 * change['peak'] / before.peak:+.1f} %" if before.peak else ""
+    slopes = f"{_signed(before.grows)}/{before.unit} → {_signed(after.grows)}/{after.unit}"
+    out = [
+        f"peak   {_mb(before.peak)} → {_mb(after.peak)} ({_signed(change['peak'])}{part})",
+        f"slope  {slopes} ({before.verdict} → {after.verdict})",
+    ]
+    for by in _BY:
+        rows = change[by]
+        if rows:
+            out += ["", f"{'by ' + by:<44}{'before':>12}{'after':>12}{'change':>13}"]
+        for row in rows[:_MOST]:
+            sizes = f"{_mb(row['before']):>12}{_mb(row['after']):>12}"
+            out.append(f"  {row['name']:<42}{sizes}{_signed(row['after'] - row['before']):>13}")
+        if len(rows) > _MOST:
+            out.append(f"  … and {len(rows) - _MOST} more; --json has them all")
+    if not before.parts or not after.parts:
+        counted = after.name if before.parts else before.name
+        out.append(f"{counted} was only counted: record with --level trace to see what grew")
+    elif not any(change[by] for by in _BY):
+        out.append("nothing grew: their peaks were made of the same")
+    return "\n".join(out)
+
+
+def over_baseline(before: Run, after: Run, tolerance: float) -> str:
+    """Why a run is worse than the one that it is held against, or nothing."""
+    said = []
+    if after.peak > before.peak * (1 + tolerance / 100):
+        most = next(
+            (row for row in compared(before, after)["kind"] if row["after"] > row["before"]), None
+        )
+        made = f", most of it {most['name']}" if most else ""
+        grown = (
+            f"{_mb(before.peak)} → {_mb(after.peak)}, {100 * (after.peak / before.peak - 1):+.1f} %"
+            if before.peak
+            else _mb(after.peak)
+        )
+        said.append(f"peak over that of {before.name}: {grown}{made}")
+    if after.verdict in {"leak", "growth"} and before.verdict == "flat":
+        said.append(
+            f"{after.verdict} where {before.name} was flat: {_signed(after.grows)}/{after.unit}"
+        )
+    return "\n".join(said)
+
+
+def _mb(value: float) -> str:
+    return f"{value / 1e6:,.1f} MB" if abs(value) >= 5e4 else f"{value / 1e3:,.1f} kB"
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value >= 0 else '-'}{_mb(abs(value))}"

@@ -1,0 +1,61 @@
+"""`tenure report`: recordings as one page that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tenure.errors import InputError
+from tenure.report.data import as_block, collected
+from tenure.report.files import whole
+
+__all__ = ["report"]
+
+_PARTS = Path(__file__).parent / "page"
+_TEXTS = ("common.js", "suspects.js", "storages.js", "ranks.js")
+_PLOTS = ("memory.js", "peak.js")  # after Plotly, which takes a while: all else is there by then
+
+
+def report(paths: Sequence[str | Path], out: str | Path) -> Path:
+    """Writes the page.
+
+    Args:
+        paths: Folders that `tenure run` made, or files.
+        out: The file to write.
+
+    Returns:
+        That file.
+    """
+    text = rendered(collected(paths))
+    try:
+        with whole(Path(out)) as file:
+            file.write(text)
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror}: give --out another file") from None
+    return Path(out)
+
+
+def rendered(data: dict[str, Any]) -> str:
+    """The page of what :func:`tenure.report.data.collected` found."""
+    import jinja2
+
+    loader = jinja2.FileSystemLoader(_PARTS)
+    pages = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    return pages.get_template("report.html").render(
+        data=data,
+        block=as_block(data),
+        style=(_PARTS / "report.css").read_text(),
+        plotly=_plotly(),
+        texts=[(_PARTS / name).read_text() for name in _TEXTS],
+        plots=[(_PARTS / name).read_text() for name in _PLOTS],
+    )
+
+
+def _plotly() -> str:
+    """Plotly's own bundle, as its package has it."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise InputError("a report needs plotly: pip install 'plotly>=6'") from None
+    return str(get_plotlyjs()).replace("</script", "<\\/script")

@@ -1,0 +1,94 @@
+"""Two runs side by side: what grew is named, and a baseline fails what is worse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tenure.report.diff import compared, over_baseline, run_of, text_of
+from watched import tenure_run
+
+PROGRAM = """
+import sys, torch
+from torch import nn
+batch, keep = int(sys.argv[1]), sys.argv[2] == "keep"
+model = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept = []
+for step in range(30):
+    loss = model(torch.randn(batch, 128)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if keep:
+        kept.append(torch.randn(64, 128))
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    out = {}
+    for name, batch, keep in [("main", 64, "no"), ("large", 2048, "no"), ("leaks", 64, "keep")]:
+        folder = tmp_path_factory.mktemp(name)
+        (folder / "train.py").write_text(PROGRAM)
+        out[name] = tenure_run(["train.py", str(batch), keep], folder).folder
+    return out
+
+
+def tenure(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tenure", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_larger_batch_is_activations(runs: dict[str, Path]) -> None:
+    before, after = run_of([runs["main"]]), run_of([runs["large"]])
+    change = compared(before, after)
+    assert change["peak"] > 1984 * 128 * 4
+    kinds = {row["name"]: row["after"] - row["before"] for row in change["kind"]}
+    assert max(kinds, key=lambda name: kinds[name]) in {"activation", "temporary"}
+    assert "parameter" not in kinds
+    assert any("Sequential" in row["name"] for row in change["module"][:3])
+    assert "train.py:" in change["site"][0]["name"]
+    assert change["after"]["verdict"] == "flat"
+
+
+def test_a_leak_is_a_slope(runs: dict[str, Path]) -> None:
+    text = text_of(run_of([runs["main"]]), run_of([runs["leaks"]]))
+    assert "(flat → leak)" in text
+    assert "train.py:14" in text
+
+
+def test_a_run_is_as_large_as_itself(runs: dict[str, Path]) -> None:
+    run = run_of([runs["main"]])
+    assert "nothing grew" in text_of(run, run)
+    assert over_baseline(run, run, 0) == ""
+
+
+def test_what_was_only_counted_says_so(runs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    counted = tenure_run(["train.py", "64", "no"], tmp_path, "--level", "count").folder
+    text = text_of(run_of([runs["main"]]), run_of([counted]))
+    assert "was only counted: record with --level trace" in text
+    assert text.startswith("peak ")
+
+
+def test_commands(runs: dict[str, Path], tmp_path: Path) -> None:
+    shown = tenure("diff", runs["main"], runs["large"], "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["peak"] > 0
+    good = tenure("check", runs["main"], "--baseline", runs["main"])
+    assert good.returncode == 0, good.stdout + good.stderr
+    worse = tenure("check", runs["large"], "--baseline", runs["main"])
+    assert worse.returncode == 1
+    assert "peak over that of" in worse.stdout
+    assert "most of it" in worse.stdout
+    forgiven = tenure("check", runs["large"], "--baseline", runs["main"], "--tolerance", "100000")
+    assert forgiven.returncode == 0
+    missing = tenure("diff", runs["main"], tmp_path / "nothing")
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("tenure: ")
+    assert len(missing.stderr.splitlines()) == 1

@@ -1,0 +1,269 @@
+"""The page: it opens from disk in a real browser, says the verdict, and lets one look."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure.errors import InputError
+from tenure.report.data import as_block, collected
+from tenure.report.html import rendered, report
+from watched import tenure_run
+
+TOKEN = "hunter2-0123456789"
+LEAK = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 8)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x)))
+
+def main():
+    secret = {"hunter2-0123456789": "hunter2-0123456789"}
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    outputs = []
+    for step in range(40):
+        loss = model(torch.randn(32, 64)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        outputs.append(model(torch.randn(32, 64)))
+    try:
+        raise ValueError(list(secret)[0])
+    except ValueError as error:
+        outputs.append(error)
+
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "train.py").write_text(LEAK)
+    run = tenure_run(["train.py", TOKEN], folder, SECRET=TOKEN)
+    assert run.verdict["verdict"] == "leak", run.err
+    return run.folder
+
+
+@pytest.fixture(scope="module")
+def page_file(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report([recorded], tmp_path_factory.mktemp("page") / "report.html")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="the page needs a browser")
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("the page needs chromium: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        started = playwright.chromium.launch(executable_path=program, args=options)
+        yield started
+        started.close()
+
+
+class Opened:
+    """A page that was opened from disk, and what it asked for and complained of."""
+
+    def __init__(self, browser: Any, file: Path, width: int = 1280, scheme: str = "light") -> None:
+        size = {"width": width, "height": 900}
+        self.page = browser.new_context(viewport=size, color_scheme=scheme).new_page()
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", self._said)
+        self.page.goto(file.as_uri())
+        self.page.wait_for_selector("#memory-choice label", state="attached")
+        self.page.wait_for_function("byId('peak-text').textContent !== ''")
+
+    def _said(self, message: Any) -> None:
+        if message.type in {"error", "warning"}:
+            self.complaints.append(message.text)
+
+    def texts(self, selector: str) -> list[str]:
+        return [text.strip() for text in self.page.locator(selector).all_inner_texts()]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_it_opens_from_disk(browser: Any, page_file: Path, width: int, scheme: str) -> None:
+    opened = Opened(browser, page_file, width, scheme)
+    page = opened.page
+    assert "LEAK" in page.inner_text("h1").upper()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width  # no sideways scrolling
+    assert page.locator("#memory-plot svg").count() > 0
+    assert page.locator("#peak-plot svg").count() > 0
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 300) == (scheme == "dark")
+
+    suspect = page.locator("#suspects-list details").first
+    assert suspect.locator("li.leaks").is_visible()
+    suspect.locator("summary").click()
+    assert not suspect.locator("li.leaks").is_visible()
+    suspect.locator("summary").press("Enter")  # with the keyboard
+    assert "outputs (local of main)" in suspect.inner_text()
+
+    page.fill("#storages-search", "net.head")
+    page.wait_for_timeout(200)
+    found = opened.texts("#storages-table tbody tr td:nth-child(3)")
+    assert found
+    assert all("Net.head" in module for module in found)
+    page.fill("#storages-search", "")
+    page.wait_for_timeout(200)
+
+    numbers = "#storages-table tbody tr td:nth-child(6)"
+    page.click("#storages-table th[data-column=born] button")
+    up = [int(text) for text in opened.texts(numbers)]
+    page.click("#storages-table th[data-column=born] button")
+    down = [int(text) for text in opened.texts(numbers)]
+    assert up == sorted(up)
+    assert down == sorted(down, reverse=True)
+    assert up != down
+    assert page.get_attribute("th[data-column=born]", "aria-sort") == "descending"
+
+    assert opened.requests == [page_file.as_uri()]
+    assert opened.complaints == []
+
+
+def test_the_words_are_those_of_the_terminal(recorded: Path) -> None:
+    data = collected([recorded])
+    assert data["verdict"] == "leak"
+    assert any("held by outputs (local of main)" in line for line in data["screen"])
+    assert "detach" in data["suspects"][0]["advice"]
+
+
+def test_the_peak_by_kind(recorded: Path) -> None:
+    (peak,) = collected([recorded])["peaks"]
+    sums: dict[str, int] = {}
+    for kind, _, nbytes, _ in peak["tree"]:
+        sums[kind] = sums.get(kind, 0) + nbytes
+    weights = 4 * (64 * 64 + 64 + 64 * 8 + 8)
+    assert sums["parameter"] == weights
+    assert sums["gradient"] == weights
+    assert abs(sums["optimizer"] - 2 * weights) < 100  # and a counter for each parameter
+    assert sums["activation"] > 40 * 4 * 32 * 64
+    assert sum(sums.values()) == peak["bytes"]
+    modules = {(kind, module) for kind, module, _, _ in peak["tree"]}
+    assert {("parameter", "Net.head"), ("gradient", "Net.head"), ("optimizer", "Net.head")} <= (
+        modules
+    )
+
+
+def test_no_secret_is_in_it(page_file: Path) -> None:
+    assert TOKEN not in page_file.read_text()
+    assert page_file.stat().st_mode & 0o077 == 0
+
+
+HTML = "</script><img src=x onerror=\"document.title='run'\"><b>bold</b>"
+
+
+def test_names_with_html_are_only_names(browser: Any, recorded: Path, tmp_path: Path) -> None:
+    data = collected([recorded])
+    text = json.dumps(data).replace("Net.head", json.dumps(HTML)[1:-1])
+    spoilt = json.loads(text.replace("outputs (local", json.dumps(f"{HTML} (local")[1:-1]))
+    spoilt["name"] = HTML
+    spoilt["ranks"][0]["host"] = HTML
+    spoilt["environment"].append((HTML, HTML))
+    spoilt["suspects"][0]["cycle"] = True
+    file = tmp_path / "page.html"
+    file.write_text(rendered(spoilt))
+    opened = Opened(browser, file)
+    assert HTML in opened.page.inner_text("#environment")
+    assert HTML in opened.page.inner_text("#suspects")
+    assert opened.page.locator("img").count() == 0
+    assert opened.page.locator("main b").count() == 0
+    assert opened.page.title() != "run"
+    assert opened.complaints == []
+
+
+def test_a_cycle_is_drawn_as_one(browser: Any, recorded: Path, tmp_path: Path) -> None:
+    data = collected([recorded])
+    data["suspects"][0]["cycle"] = True
+    data["cycles"] = [{"rank": 0, "text": "a → b → c", "bytes": 9, "count": 1, "collectable": True}]
+    file = tmp_path / "page.html"
+    file.write_text(rendered(data))
+    opened = Opened(browser, file)
+    drawn = opened.page.locator("#cycles-list svg.cycle")
+    assert drawn.locator("circle").count() == 3
+    assert drawn.get_attribute("aria-label") == "cycle: a → b → c → and back"
+    hops = len(data["suspects"][0]["paths"][0])
+    assert opened.page.locator("#suspects-list svg.cycle").first.locator("circle").count() == hops
+
+
+def test_many_ranks_are_a_band_and_those_that_stand_out(
+    browser: Any, recorded: Path, tmp_path: Path
+) -> None:
+    (source,) = recorded.glob("*.sqlite")
+    for rank in range(16):
+        copy = tmp_path / f"host-{rank}-{1000 + rank}-0.sqlite"
+        shutil.copy(source, copy)
+        with sqlite3.connect(copy) as connection:
+            connection.execute("UPDATE meta SET value=? WHERE key='rank'", [str(rank)])
+            connection.execute("UPDATE meta SET value=? WHERE key='pid'", [str(1000 + rank)])
+            connection.execute("UPDATE steps SET held=held*?", [1 + rank])
+    data = collected([tmp_path])
+    bands = data["memory"]["bands"]
+    middle = bands["held"]["middle"]
+    assert len(data["ranks"]) == 16
+    assert bands["held"]["low"][-1] < middle[-1] < bands["held"]["high"][-1]
+    assert 15 in [curve["rank"] for curve in data["memory"]["curves"]]
+    assert len(data["memory"]["curves"]) < 16
+    file = tmp_path / "page.html"
+    file.write_text(rendered(data))
+    opened = Opened(browser, file)
+    assert "16 ranks" in opened.page.inner_text("#memory-text")
+    assert opened.complaints == []
+
+
+def test_counted_only(tmp_path: Path, browser: Any) -> None:
+    (tmp_path / "train.py").write_text(LEAK)
+    run = tenure_run(["train.py"], tmp_path, "--level", "count")
+    opened = Opened(browser, report([run.folder], tmp_path / "page.html"))
+    assert "--level trace" in opened.page.inner_text("#peak-text")
+    assert opened.complaints == []
+
+
+def test_a_block_cannot_be_left() -> None:
+    assert as_block({"a": "</script>\u2028"}) == '{"a":"\\u003c/script\\u003e\\u2028"}'
+
+
+def test_bad_input(tmp_path: Path, recorded: Path) -> None:
+    with pytest.raises(InputError, match="has no recordings"):
+        report([tmp_path], tmp_path / "page.html")
+    with pytest.raises(InputError, match="cannot write .*: give --out another file"):
+        report([recorded], tmp_path / "missing" / "page.html")
+    half = tmp_path / "half.sqlite"
+    (source,) = recorded.glob("*.sqlite")
+    half.write_bytes(source.read_bytes()[: source.stat().st_size // 2])
+    with pytest.raises(InputError, match="half.sqlite is damaged"):
+        report([half], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_no_steps(tmp_path: Path, recorded: Path) -> None:
+    (source,) = recorded.glob("*.sqlite")
+    copy = tmp_path / source.name
+    shutil.copy(source, copy)
+    with sqlite3.connect(copy) as connection:
+        connection.executescript("DELETE FROM steps; DELETE FROM cuts;")
+    data = collected([copy])
+    assert data["verdict"] == "too-short"
+    assert "are needed" in data["screen"][0]
+    assert rendered(data)
