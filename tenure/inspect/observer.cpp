@@ -7,6 +7,7 @@
 #include <tenure/core/torch_compat.h>
 #include <tenure/inspect/frames.h>
 #include <tenure/inspect/modules.h>
+#include <tenure/inspect/size_table.h>
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
@@ -15,7 +16,6 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <malloc.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -34,9 +34,16 @@ std::atomic<uint64_t> spent{0};  // ticks
 std::atomic<uint64_t> operators_seen{0};
 std::atomic<int64_t> on_devices{0};  // bytes
 std::atomic<bool> devices_seen{false};
+std::atomic<bool> stepped_up{false};  // from counting, since watching began
 
 BirthTable& table() {
   static auto* instance = new BirthTable;
+  return *instance;
+}
+
+// Of blocks that are only counted.
+SizeTable& sizes() {
+  static auto* instance = new SizeTable;
   return *instance;
 }
 
@@ -218,7 +225,8 @@ class WatchedAllocator final : public c10::Allocator {
     if (tracing()) {
       record_birth(made.get(), bytes, 0);
     } else if (current_level.load(std::memory_order_relaxed) == Level::count) {
-      table().count(static_cast<int64_t>(malloc_usable_size(made.get())));
+      sizes().add(made.get(), bytes);
+      table().count(static_cast<int64_t>(bytes));
     }
     return made;
   }
@@ -247,15 +255,25 @@ class WatchedAllocator final : public c10::Allocator {
     return inner_deleter_ != nullptr && data.get() != nullptr && data.get() == data.get_context() &&
            data.compare_exchange_deleter(inner_deleter_, &WatchedAllocator::free);
   }
+  static void count_out(const void* data) {
+    if (const auto bytes = sizes().take(data)) {
+      table().count(-static_cast<int64_t>(*bytes));
+    }
+  }
+  // Whether a storage's memory was given out by the wrapper, at whichever level.
+  static bool gave(c10::StorageImpl& storage) {
+    const auto& data = storage._mutable_data_ptr_no_checks();
+    return data.get() != nullptr && data.get() == data.get_context() &&
+           data.get_deleter() == &WatchedAllocator::free;
+  }
 
  private:
   // An allocator's priority only ever rises, so each of ours is as high as can be.
   static constexpr uint8_t kPriority = 255;
 
   static void free(void* data) {
-    if (!table().died(data, current_step.load(std::memory_order_relaxed)) &&
-        current_level.load(std::memory_order_relaxed) != Level::off) {
-      table().count(-static_cast<int64_t>(malloc_usable_size(data)));
+    if (!table().died(data, current_step.load(std::memory_order_relaxed))) {
+      count_out(data);
     }
     inner_deleter_(data);
   }
@@ -355,6 +373,7 @@ void Observer::start(Level level) {
   }();
   (void)once;
   spent.store(0, std::memory_order_relaxed);
+  stepped_up.store(false, std::memory_order_relaxed);
   operators_seen.store(0, std::memory_order_relaxed);
   if (!cpu_allocator().install()) {
     throw Error(
@@ -379,6 +398,14 @@ void Observer::step_down(Level level) {
   }
 }
 
+void Observer::step_up(Level level) {
+  if (level > this->level() && this->level() != Level::off) {
+    stepped_up.store(true, std::memory_order_relaxed);
+    current_level.store(level, std::memory_order_relaxed);
+    watch_operators(level >= Level::trace);
+  }
+}
+
 void Observer::set_step(uint64_t step) {
   current_step.store(static_cast<uint32_t>(step), std::memory_order_relaxed);
 }
@@ -388,12 +415,18 @@ bool Observer::adopt(c10::StorageImpl& storage) {
   const auto* data = storage._mutable_data_ptr_no_checks().get();  // it may be one that raises
   if (storage.device_type() == c10::DeviceType::CPU) {
     if (!cpu_allocator().adopt(storage)) {
-      return false;
+      if (!WatchedAllocator::gave(storage) || table().find(data)) {
+        return false;
+      }
+      WatchedAllocator::count_out(data);
     }
   } else if (!devices_seen.load(std::memory_order_relaxed) ||
              storage.device_type() != c10::DeviceType::CUDA || data == nullptr ||
              table().find(data)) {
     return false;
+  } else if (stepped_up.load(std::memory_order_relaxed)) {
+    // It was counted, rounded up by the allocator: those few bytes stay in the count.
+    table().count(-static_cast<int64_t>(storage.nbytes()));
   } else {
     on_devices.fetch_add(static_cast<int64_t>(storage.nbytes()), std::memory_order_relaxed);
   }

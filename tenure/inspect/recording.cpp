@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -125,8 +126,14 @@ struct Handle {
   sqlite3* file = nullptr;
 };
 
+constexpr uint64_t kSmall = uint64_t{16}
+                            << 20;  // caps below it are of the file, not of its content
+
 // What a write-ahead log needs, and each table with its columns.
-void prepare(const Handle& handle) {
+void prepare(const Handle& handle, uint64_t cap) {
+  if (cap < kSmall) {  // free pages are cut off, and the log is kept short
+    handle.execute("PRAGMA auto_vacuum=FULL; PRAGMA wal_autocheckpoint=16;");
+  }
   handle.execute("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA temp_store=MEMORY;");
   handle.execute(kTables);
 }
@@ -135,7 +142,7 @@ void prepare(const Handle& handle) {
 
 struct Recording::File {
   File(const std::string& path, uint64_t most)
-      : handle(path), cap(most), ready((prepare(handle), true)) {}
+      : handle(path), cap(most), ready((prepare(handle, most), true)) {}
 
   Handle handle;
   uint64_t cap;
@@ -171,6 +178,13 @@ Recording::Recording(const std::string& path, uint64_t cap, Redactor redact)
 }
 
 Recording::~Recording() = default;
+
+void Recording::raise_cap(uint64_t cap) {
+  if (file_->cap < kSmall && cap >= kSmall) {
+    file_->handle.execute("PRAGMA auto_vacuum=INCREMENTAL; PRAGMA wal_autocheckpoint=1000;");
+  }
+  file_->cap = std::max(file_->cap, cap);
+}
 
 void Recording::put(std::string_view key, std::string_view value) { file_->meta.run(key, value); }
 void Recording::begin() { file_->handle.execute("BEGIN"); }
@@ -270,6 +284,7 @@ Recording::Recording(const std::string& /*path*/, uint64_t /*cap*/, Redactor /*r
   throw Error("this build of Tenure has no SQLite, so it cannot record: watch without --out");
 }
 Recording::~Recording() = default;
+void Recording::raise_cap(uint64_t /*cap*/) {}
 void Recording::put(std::string_view /*key*/, std::string_view /*value*/) {}
 void Recording::begin() {}
 void Recording::commit() {}

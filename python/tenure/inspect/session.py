@@ -22,8 +22,8 @@ from tenure import _C
 from tenure._build import VERSION
 from tenure.clock import follow_optimizers
 from tenure.errors import InputError, TenureError
-from tenure.inspect import constructors, devices, local, verdicts
-from tenure.inspect.coordinates import found_coordinates
+from tenure.inspect import constructors, crowd, devices, local, verdicts
+from tenure.inspect.coordinates import found_coordinates, found_gpu
 from tenure.inspect.modules import name_modules
 from tenure.inspect.options import VARIABLE, Options, rank_of, recording_names, say
 from tenure.inspect.redact import redactor, without_names
@@ -67,12 +67,16 @@ class Session:
         self.pid = os.getpid()
         self._began = time.monotonic()
         self.recording = self._recording_path()
-        self._watch = self._start(options)
+        first = crowd.at_first(options)
+        self._level = first.level
+        self._crowd = crowd.Crowd(options) if crowd.chooses(options) else None
+        self._watch = self._start(first)
         self._stopped = False
         self._holdings: dict[int, dict[str, Any]] = {}
         self._cycles: list[dict[str, Any]] = []
         self._looked_at: dict[int, int] = {}  # origin: bytes when it was last looked at
         self._coordinates: dict[str, int] = {}
+        self._considered = False  # whether this rank is traced
         self._doubted: set[int] = set()
         self._asked: float | None = None  # when the main thread was asked to judge
         self._postponed = False  # judging, because of what other threads do
@@ -86,9 +90,8 @@ class Session:
         self._last_step = 0
         self._judging = threading.Lock()
         try:
-            if options.level != "count" and _C.any_tensor():
-                with _C.References([]) as references:
-                    references.adopt()
+            if first.level != "count" and _C.any_tensor():
+                _adopt()
         except BaseException:
             del self._watch  # the exception may keep the rest
             raise
@@ -148,6 +151,10 @@ class Session:
         self._coordinates = found_coordinates() or self._coordinates
         return self._coordinates
 
+    def _put_place(self) -> None:
+        self._watch.put("coordinates", _json_text(self._place()))
+        self._watch.put("gpu", found_gpu())
+
     def _document(self, judged: dict[str, Any]) -> verdicts.Document:
         origins = {s["origin"]: _origin(s["origin"]) for s in judged["suspects"]}
         process = {
@@ -156,10 +163,12 @@ class Session:
             "pid": self.pid,
             "file": self.recording.name if self.recording else "",
             "unit": self._unit,
+            "level": self._level,
             "cost": self._watch.cost(),
             "left": _bytes_left(),
             "last": self._last_step,
             "coordinates": self._place(),
+            "gpu": found_gpu(),
             "cycles": self._cycles,
         }
         return verdicts.document(judged, origins, self._holdings, process)
@@ -184,7 +193,7 @@ class Session:
         with contextlib.suppress(TenureError):
             name_modules()
         verdict = self.verdict()
-        self._watch.put("coordinates", _json_text(verdict["ranks"][0]["coordinates"]))
+        self._put_place()
         self._watch.put("cost", f"{self._watch.cost():.5f}")
         self._watch.put("ended", "yes")
         broken = self._watch.broken()
@@ -194,6 +203,8 @@ class Session:
         if self.recording is not None and not broken:
             self.recording = local.send(self.recording, self.options)
         self._turn.end()
+        if self._crowd is not None:
+            self._crowd.end()
         if silently and self.recording is not None:
             return
         conclude(verdict, self._for_files(verdict), self.recording, self.options)
@@ -206,8 +217,30 @@ class Session:
         self._last_step = step
         if devices.history is not None:
             devices.history.read()
-        if self._watch.due() or self._postponed:
+        due = self._watch.due() or self._postponed
+        if self._crowd is not None and self._level == "count":
+            called = self._crowd.called
+            if called or due or not self._considered:
+                self._considered = self._consider(called)
+        if due:
             self._judge()
+
+    def _consider(self, why: str) -> bool:
+        """Goes up to tracing if this rank is the lowest of its stage, or stands out.
+
+        Returns whether that is decided for now; otherwise the next step decides it.
+        """
+        if not why and not crowd.represents(self._place()):
+            return True
+        if in_backward_elsewhere():
+            return False
+        why = why or "it is the lowest rank of its stage"
+        self._level = self.options.level
+        self._watch.step_up(self._level, self.options.cap)
+        _adopt()
+        self._watch.put("level", self._level)
+        self._watch.note("stepped up", f"{why}: from now on each storage is traced")
+        return True
 
     def _keep_time(self) -> None:
         """Gives a program without steps intervals of time in their place."""
@@ -255,7 +288,9 @@ class Session:
             self._watch.put("cost", f"{self._watch.cost():.5f}")
             left = _bytes_left()
             self._watch.put("left", str(left) if left is not None else "")
-            self._watch.put("coordinates", _json_text(self._place()))
+            self._put_place()
+            if self._crowd is not None and self._unit == "step" and verdict["seconds_per_step"]:
+                self._crowd.leave(self._last_step, crowd.growth_in(verdict), self._place())
         except TenureError as error:
             self._watch.note("error", str(error))
         finally:
@@ -447,6 +482,12 @@ def watch_from_environment() -> None:
     global _session
     if _session is None and os.environ.get(VARIABLE):
         _session = Session(_from_environment())
+
+
+def _adopt() -> None:
+    """Makes all storages that are alive known one by one."""
+    with _C.References([]) as references:
+        references.adopt()
 
 
 def _install_frames() -> None:

@@ -1,0 +1,154 @@
+#include <tenure/inspect/recorded.h>
+
+#include <tenure/config.h>
+#include <tenure/core/error.h>
+#include <tenure/core/text.h>
+
+#if TENURE_HAVE_SQLITE
+
+#include <sqlite3.h>
+
+#include <memory>
+#include <optional>
+
+namespace tenure::inspect {
+namespace {
+
+struct Close {
+  void operator()(sqlite3* file) const { sqlite3_close(file); }
+  void operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
+};
+using File = std::unique_ptr<sqlite3, Close>;
+
+[[noreturn]] void fail(sqlite3* file) { throw Error(sqlite3_errmsg(file)); }
+
+// A path as a URI: what has a meaning there is written as a number.
+std::string uri_of(const std::string& path, const char* how) {
+  constexpr const char* digits = "0123456789ABCDEF";
+  std::string out = "file:";
+  for (const char c : path) {
+    if (c == '%' || c == '?' || c == '#') {
+      const auto byte = static_cast<unsigned char>(c);
+      out += {'%', digits[byte >> 4U], digits[byte & 15U]};
+    } else {
+      out += c;
+    }
+  }
+  return out + how;
+}
+
+File opened(const std::string& uri) {
+  sqlite3* file = nullptr;
+  const auto result =
+      sqlite3_open_v2(uri.c_str(), &file, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, nullptr);
+  File owned(file);
+  if (result != SQLITE_OK ||
+      sqlite3_exec(file, "SELECT 1 FROM sqlite_master", nullptr, nullptr, nullptr) != SQLITE_OK) {
+    return nullptr;
+  }
+  sqlite3_busy_timeout(file, 5000);
+  return owned;
+}
+
+// In a folder that cannot be written to, SQLite cannot make the index of the log beside a file.
+File open_recording(const std::string& path) {
+  if (auto file = opened(uri_of(path, "?mode=ro"))) {
+    return file;
+  }
+  if (auto file = opened(uri_of(path, "?immutable=1"))) {
+    return file;
+  }
+  throw Error(text("it cannot be read: ", path));
+}
+
+// The rows of an answer, column by column in the order that the query names them.
+class Answer {
+ public:
+  Answer(sqlite3* file, const char* sql) : file_(file) {
+    sqlite3_stmt* made = nullptr;
+    if (sqlite3_prepare_v2(file, sql, -1, &made, nullptr) != SQLITE_OK) {
+      fail(file);
+    }
+    statement_.reset(made);
+  }
+  bool next() {
+    at_ = 0;
+    const auto result = sqlite3_step(statement_.get());
+    if (result != SQLITE_ROW && result != SQLITE_DONE) {
+      fail(file_);
+    }
+    return result == SQLITE_ROW;
+  }
+  void get(int64_t& value) { value = sqlite3_column_int64(statement_.get(), at_++); }
+  void get(uint64_t& value) {
+    value = static_cast<uint64_t>(sqlite3_column_int64(statement_.get(), at_++));
+  }
+  void get(double& value) { value = sqlite3_column_double(statement_.get(), at_++); }
+  void get(std::optional<int64_t>& value) {
+    if (sqlite3_column_type(statement_.get(), at_) == SQLITE_NULL) {
+      ++at_;
+    } else {
+      get(value.emplace());
+    }
+  }
+
+ private:
+  sqlite3* file_;
+  std::unique_ptr<sqlite3_stmt, Close> statement_;
+  int at_ = 0;
+};
+
+std::vector<StepRow> rows_of(sqlite3* file) {
+  Answer answer(file,
+                "SELECT step, seconds, held, peak, births, born_bytes, deaths, rss, files, pss,"
+                " shared, cgroup, children, in_memory, heap, heap_free, pinned, device_used,"
+                " device_reserved, device_allocated FROM steps ORDER BY step");
+  std::vector<StepRow> out;
+  while (answer.next()) {
+    auto& row = out.emplace_back();
+    const auto get = [&](auto&... values) { (answer.get(values), ...); };
+    get(row.step, row.seconds, row.held, row.peak, row.births, row.born_bytes, row.deaths, row.rss,
+        row.files, row.pss, row.shared, row.cgroup, row.children, row.in_memory, row.heap,
+        row.heap_free, row.pinned, row.device_used, row.device_reserved, row.device_allocated);
+  }
+  return out;
+}
+
+Cuts cuts_of(sqlite3* file) {
+  Answer answer(file,
+                "SELECT origin, step, bytes, count, birth_steps FROM cuts ORDER BY origin, step");
+  Cuts out;
+  while (answer.next()) {
+    uint64_t origin = 0;
+    Cut cut;
+    answer.get(origin);
+    answer.get(cut.step);
+    answer.get(cut.bytes);
+    answer.get(cut.count);
+    answer.get(cut.birth_steps);
+    cut.origin = OriginId{static_cast<uint32_t>(origin)};
+    out[cut.origin].push_back(cut);
+  }
+  return out;
+}
+
+}  // namespace
+
+Recorded read_recording(const std::string& path) {
+  const auto file = open_recording(path);
+  return {rows_of(file.get()), cuts_of(file.get())};
+}
+
+}  // namespace tenure::inspect
+
+#else
+
+namespace tenure::inspect {
+
+Recorded read_recording(const std::string& /*path*/) {
+  throw Error("this build of Tenure has no SQLite");
+}
+
+}  // namespace tenure::inspect
+
+#endif
