@@ -25,7 +25,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import tables
@@ -108,7 +110,6 @@ def outlier_of(ranks: int) -> Place:
 def recorded(folder: Path, steps: int, place: Place, kind: str) -> Path:
     """A recording of the program as one rank of the job."""
     out = folder / f"{kind}-{place.rank}"
-    (folder / "train.py").write_text(PROGRAM)
     named = ["--ranks", str(place.rank)] if kind == "alone" else []
     subprocess.run(
         [
@@ -129,10 +130,18 @@ class Models:
 
     def __init__(self, folder: Path, ranks: int, steps: int) -> None:
         stage = ranks // STAGES
-        self.counted = recorded(folder, steps, Place(1, ranks), "flat")
-        self.lowest = recorded(folder, steps, Place(stage, ranks), "flat")
-        self.leaking = recorded(folder, steps, Place(LEAKING * stage, ranks), "stage")
-        self.alone = recorded(folder, steps, outlier_of(ranks), "alone")
+        (folder / "train.py").write_text(PROGRAM)
+        run = partial(recorded, folder, steps)
+        wanted = [
+            (Place(1, ranks), "flat"),
+            (Place(stage, ranks), "flat"),
+            (Place(LEAKING * stage, ranks), "stage"),
+            (outlier_of(ranks), "alone"),
+        ]
+        with ThreadPoolExecutor(2) as pool:
+            self.counted, self.lowest, self.leaking, self.alone = pool.map(
+                run, *zip(*wanted, strict=True)
+            )
 
     def of(self, place: Place) -> Path:
         if place == outlier_of(place.ranks):

@@ -8,6 +8,8 @@
 
 #include <sqlite3.h>
 
+#include <unistd.h>
+
 #include <memory>
 #include <optional>
 
@@ -50,10 +52,13 @@ File opened(const std::string& uri) {
   return owned;
 }
 
-// In a folder that cannot be written to, SQLite cannot make the index of the log beside a file.
+// Without a log beside it nobody writes a recording, and SQLite needs no files of its own to read
+// it. Nor can it make them in a folder that cannot be written to.
 File open_recording(const std::string& path) {
-  if (auto file = opened(uri_of(path, "?mode=ro"))) {
-    return file;
+  if (::access((path + "-wal").c_str(), F_OK) == 0) {
+    if (auto file = opened(uri_of(path, "?mode=ro"))) {
+      return file;
+    }
   }
   if (auto file = opened(uri_of(path, "?immutable=1"))) {
     return file;

@@ -205,14 +205,20 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Read-only; the log beside a recording that was cut off is read too, where that can be."""
-    try:
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:
-        # In a folder that cannot be written to, SQLite cannot make the log's index.
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?immutable=1", uri=True)
-    return connection
+    """Read-only; the log beside a recording that was cut off is read too, where that can be.
+
+    Without a log nobody writes it, and with `immutable` SQLite leaves no files of its own there.
+    """
+    file = path.resolve()
+    if file.with_name(f"{file.name}-wal").exists():
+        try:
+            connection = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)
+            connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+        except sqlite3.OperationalError:
+            pass  # in a folder that cannot be written to, SQLite cannot make the log's index
+        else:
+            return connection
+    return sqlite3.connect(f"{file.as_uri()}?immutable=1", uri=True)
 
 
 def _check_schema(path: Path, connection: sqlite3.Connection) -> None:

@@ -37,6 +37,8 @@ _MIND_COST_AFTER = 60.0  # seconds
 _MOST_CYCLES = 16  # kinds that are written down
 _MOST_SUSPECTS = 32  # whose holders are looked at
 _LOOK_AGAIN = 0.1  # of the time may have gone to looking before it is done again
+_SEARCH_AGAIN = 0.005  # of the time may have gone to coordinates before they are searched again
+_FREE_SEARCHES = 8  # while none are found
 _BEGINNING = 30.0  # seconds
 _MAIN_WAITS = 2.0  # seconds without a bytecode of the main thread
 _INTERVAL = 0.01  # seconds, at first; later a hundredth of the time so far
@@ -76,6 +78,7 @@ class Session:
         self._cycles: list[dict[str, Any]] = []
         self._looked_at: dict[int, int] = {}  # origin: bytes when it was last looked at
         self._coordinates: dict[str, int] = {}
+        self._searching, self._searches = 0.0, 0  # seconds and times that it took to find them
         self._considered = False  # whether this rank is traced
         self._doubted: set[int] = set()
         self._asked: float | None = None  # when the main thread was asked to judge
@@ -148,7 +151,12 @@ class Session:
 
     def _place(self) -> dict[str, int]:
         """Coordinates in the job; what was known before its groups were destroyed stays known."""
-        self._coordinates = found_coordinates() or self._coordinates
+        began = time.perf_counter()
+        free = not self._coordinates and self._searches < _FREE_SEARCHES
+        if free or self._searching <= _SEARCH_AGAIN * (time.monotonic() - self._began):
+            self._coordinates = found_coordinates() or self._coordinates
+            self._searching += time.perf_counter() - began
+            self._searches += 1
         return self._coordinates
 
     def _put_place(self) -> None:

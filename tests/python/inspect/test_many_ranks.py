@@ -182,7 +182,7 @@ def test_ranks_of_the_users(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_not_named_is_counted(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text("import tenure, torch\nfor _ in range(20): tenure.step()\n")
+    (tmp_path / "job.py").write_text("import torch, tenure\nfor _ in range(20): tenure.step()\n")
     run = tenure_run(["job.py"], tmp_path, "--ranks", "1-3", RANK="0", WORLD_SIZE="4")
     assert run.code == 0, run.err
     assert run.verdict["ranks"][0]["level"] == "count"
@@ -264,7 +264,8 @@ def test_a_leaking_stage_and_one_rank_are_both_on_the_first_screen(made: Path) -
     assert "seen on rank 16; the other 7 were only counted and grew as much" in screen
     assert "received (local of main)" in screen
     assert ".scores of Recall" in screen
-    assert "on ranks 16-23, 45 of 64; others flat · 55 ranks only counted" in screen
+    assert "on ranks 16-23, 45 of 64, on hosts node002 and node005; others flat" in screen
+    assert "· 55 ranks only counted ·" in screen
     assert verdict["counted"][0]["ranks"] == list(range(17, 24))
 
 
