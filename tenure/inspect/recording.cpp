@@ -177,7 +177,17 @@ Recording::Recording(const std::string& path, uint64_t cap, Redactor redact)
   put("schema", std::to_string(kSchema));
 }
 
-Recording::~Recording() = default;
+// What is complete is one file: whoever reads it needs no log and leaves none behind. Someone who
+// reads it just now is waited for, but not for long.
+Recording::~Recording() {
+  constexpr int kTries = 20;
+  constexpr int kPause = 50;  // ms
+  for (int i = 0; i < kTries && sqlite3_exec(file_->handle.file, "PRAGMA journal_mode=DELETE",
+                                             nullptr, nullptr, nullptr) == SQLITE_BUSY;
+       ++i) {
+    sqlite3_sleep(kPause);
+  }
+}
 
 void Recording::raise_cap(uint64_t cap) {
   if (file_->cap < kSmall && cap >= kSmall) {

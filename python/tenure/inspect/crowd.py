@@ -30,7 +30,8 @@ _FEWEST = 4  # peers that make a median
 _SPREADS = 4.0  # standard deviations, as the median of deviations tells them
 _SHARE = 0.25  # of the median
 _MATERIAL = 4096  # bytes a step
-_ROUNDS = (0.0, 1.0, 4.0)  # seconds between looks at what the others left
+_ROUNDS = (0.0, 1.0, 2.0, 4.0)  # seconds between looks at what the others left
+_SETTLE = 2.0  # seconds until those who came first are no longer the only ones
 _SKEW = 60.0  # seconds that ranks may begin apart
 
 
@@ -112,6 +113,7 @@ class Crowd:
         self._began = time.time()
         self._mark: _Mark | None = None  # what is to be left
         self._left: Path | None = None
+        self._came = 0.0  # when it was first left
         self._told = False  # the medians are this rank's
         self._news = threading.Event()
         self._ended = threading.Event()
@@ -163,6 +165,8 @@ class Crowd:
         group = next((name for name in mark.groups() if name in medians), None)
         if group is None:
             return
+        if time.monotonic() - self._came < _SETTLE:
+            return
         median, spread, count = medians[group]
         bar = median + max(_SPREADS * 1.4826 * spread, _SHARE * abs(median), _MATERIAL)
         if mark.growth > bar and not self.called:
@@ -181,6 +185,7 @@ class Crowd:
         path.touch()
         if self._left is None:  # this folder's clock may not be this machine's
             self._began += path.stat().st_mtime - time.time()
+            self._came = time.monotonic()
         self._left = path
 
     def _medians(self, mine: _Mark) -> dict[str, list[float]]:

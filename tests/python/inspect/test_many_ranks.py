@@ -183,7 +183,7 @@ def test_ranks_of_the_users(tmp_path: Path) -> None:
 
 def test_a_rank_that_is_not_named_is_counted(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("import torch, tenure\nfor _ in range(20): tenure.step()\n")
-    run = tenure_run(["job.py"], tmp_path, "--ranks", "1-3", RANK="0", WORLD_SIZE="4")
+    run = tenure_run(["job.py"], tmp_path, "--ranks", "0-3", RANK="4", WORLD_SIZE="5")
     assert run.code == 0, run.err
     assert run.verdict["ranks"][0]["level"] == "count"
 
