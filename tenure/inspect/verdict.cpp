@@ -43,6 +43,71 @@ double steps_per_row(std::span<const StepRow> rows) {
                                static_cast<double>(rows.size() - 1);
 }
 
+// Note [Rows that were thinned]
+// Of a long run every other one of the older rows is left out, again and again, so that the oldest
+// lie far apart and the newest close together. A trend has no notion of that: a steady growth would
+// look like one that slows down. So such rows are read off anew at even distances, as many as there
+// are, on straight lines between those that are known.
+bool are_uneven(std::span<const StepRow> rows) {
+  uint64_t least = ~uint64_t{0};
+  uint64_t most = 0;
+  for (size_t i = 1; i < rows.size(); ++i) {
+    const auto gap = rows[i].step - rows[i - 1].step;
+    least = std::min(least, gap);
+    most = std::max(most, gap);
+  }
+  return most > least;
+}
+
+StepRow between(const StepRow& a, const StepRow& b, double share, uint64_t step) {
+  const auto mix = [&]<class Number>(Number from, Number to) {
+    const auto low = static_cast<double>(from);
+    return static_cast<Number>(low + share * (static_cast<double>(to) - low));
+  };
+  const auto mix_known = [&](const std::optional<int64_t>& from, const std::optional<int64_t>& to) {
+    return from && to ? std::optional(mix(*from, *to)) : share < 1 ? from : to;
+  };
+  return {.step = step,
+          .seconds = mix(a.seconds, b.seconds),
+          .held = mix(a.held, b.held),
+          .peak = mix(a.peak, b.peak),
+          .births = mix(a.births, b.births),
+          .born_bytes = mix(a.born_bytes, b.born_bytes),
+          .deaths = mix(a.deaths, b.deaths),
+          .rss = mix(a.rss, b.rss),
+          .files = mix_known(a.files, b.files),
+          .shared = mix_known(a.shared, b.shared),
+          .pss = mix_known(a.pss, b.pss),
+          .cgroup = mix_known(a.cgroup, b.cgroup),
+          .children = mix_known(a.children, b.children),
+          .in_memory = mix_known(a.in_memory, b.in_memory),
+          .heap = mix_known(a.heap, b.heap),
+          .heap_free = mix_known(a.heap_free, b.heap_free),
+          .pinned = mix_known(a.pinned, b.pinned),
+          .device_used = mix_known(a.device_used, b.device_used),
+          .device_reserved = mix_known(a.device_reserved, b.device_reserved),
+          .device_allocated = mix_known(a.device_allocated, b.device_allocated)};
+}
+
+// REQUIRES: at least two rows.
+std::vector<StepRow> evenly(std::span<const StepRow> rows) {
+  std::vector<StepRow> out;
+  out.reserve(rows.size());
+  const auto range = rows.back().step - rows.front().step;
+  size_t next = 1;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto step = rows.front().step + range * i / (rows.size() - 1);
+    while (rows[next].step < step) {
+      ++next;
+    }
+    const auto& before = rows[next - 1];
+    const auto share = static_cast<double>(step - before.step) /
+                       static_cast<double>(rows[next].step - before.step);
+    out.push_back(between(before, rows[next], share, step));
+  }
+  return out;
+}
+
 // The value of an origin's cuts at every row: between two cuts a straight line.
 Series at_rows(std::span<const StepRow> rows, std::span<const Cut> cuts,
                int64_t Cut::* const field) {
@@ -262,6 +327,9 @@ constexpr std::array kPlaces{
 // How a part grows, and whether that is sure and large enough to speak of.
 Share share_of(const Place& place, std::span<const StepRow> rows, size_t since) {
   const auto values = series_of(rows, place.bytes);
+  if (std::ranges::all_of(values, [&](double value) { return value == values.front(); })) {
+    return {.name = place.name};
+  }
   const auto trend = trend_of(values, {.least_per_step = place.least});
   const auto grown = trend.per_step * static_cast<double>(values.size() - trend.since);
   const auto least = std::min(kLeastBytes, place.share * total_of(rows[trend.since]));
@@ -360,6 +428,11 @@ Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit,
     return verdict;
   }
   rows = rows.subspan(kWarmUp);
+  std::vector<StepRow> even;
+  if (are_uneven(rows)) {
+    even = evenly(rows);
+    rows = even;
+  }
   if (unit == Unit::interval) {
     rows = without_the_end(rows);
   }
