@@ -82,31 +82,6 @@ std::vector<std::pair<uintptr_t, uint64_t>> alive_storages() {
   return out;
 }
 
-// The figures of a row by name, in the order of the table `steps`.
-template <class Row, class Visit>
-void each_figure(Row& row, const Visit& visit) {
-  visit("step", row.step);
-  visit("seconds", row.seconds);
-  visit("held", row.held);
-  visit("peak", row.peak);
-  visit("births", row.births);
-  visit("born_bytes", row.born_bytes);
-  visit("deaths", row.deaths);
-  visit("rss", row.rss);
-  visit("files", row.files);
-  visit("pss", row.pss);
-  visit("shared", row.shared);
-  visit("cgroup", row.cgroup);
-  visit("children", row.children);
-  visit("in_memory", row.in_memory);
-  visit("heap", row.heap);
-  visit("heap_free", row.heap_free);
-  visit("pinned", row.pinned);
-  visit("device_used", row.device_used);
-  visit("device_reserved", row.device_reserved);
-  visit("device_allocated", row.device_allocated);
-}
-
 py::dict row_dict(const StepRow& row) {
   py::dict out;
   each_figure(row, [&](const char* name, const auto& value) { out[name] = value; });

@@ -7,7 +7,6 @@
 #include <tenure/core/torch_compat.h>
 #include <tenure/inspect/frames.h>
 #include <tenure/inspect/modules.h>
-#include <tenure/inspect/size_table.h>
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
@@ -16,6 +15,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <malloc.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -23,6 +23,7 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 namespace tenure::inspect {
@@ -38,12 +39,6 @@ std::atomic<bool> stepped_up{false};  // from counting, since watching began
 
 BirthTable& table() {
   static auto* instance = new BirthTable;
-  return *instance;
-}
-
-// Of blocks that are only counted.
-SizeTable& sizes() {
-  static auto* instance = new SizeTable;
   return *instance;
 }
 
@@ -209,6 +204,37 @@ void record_birth(const void* data, uint64_t bytes, uint16_t device) {
   }
 }
 
+// Bytes that died, or none if nobody knew of them.
+std::optional<uint64_t> record_death(const void* data) {
+  return table().died(data, current_step.load(std::memory_order_relaxed));
+}
+
+// Sizes of blocks that are only counted and that malloc knows nothing of.
+BirthTable& sizes() {
+  static auto* instance = new BirthTable;
+  return *instance;
+}
+
+int64_t malloced_bytes() {
+  const auto heap = mallinfo2();
+  return static_cast<int64_t>(heap.uordblks + heap.hblkhd);
+}
+
+// Whether an allocator's blocks are malloc's, so that malloc can be asked about them. On aarch64
+// torch brings an allocator of its own; others are preloaded. Asked several times, for threads may
+// use malloc meanwhile; a wrong "no" costs time and a wrong "yes" cannot be afforded.
+bool takes_from_malloc(c10::Allocator& allocator) {
+  for (int64_t bytes = 1'000'003; bytes < 3'000'000; bytes += 700'001) {
+    const auto before = malloced_bytes();
+    const auto made = allocator.allocate(static_cast<size_t>(bytes));
+    const auto more = malloced_bytes() - before;
+    if (more < bytes || more > bytes + 65'536) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // Note [Watching the CPU allocator]
 // The wrapper hands out what the allocator beneath it made, with our deleter in place of that
 // allocator's: the pointer is its own context before and after, so code that asks whether a block
@@ -225,8 +251,7 @@ class WatchedAllocator final : public c10::Allocator {
     if (tracing()) {
       record_birth(made.get(), bytes, 0);
     } else if (current_level.load(std::memory_order_relaxed) == Level::count) {
-      sizes().add(made.get(), bytes);
-      table().count(static_cast<int64_t>(bytes));
+      count_in(made.get(), bytes);
     }
     return made;
   }
@@ -242,6 +267,7 @@ class WatchedAllocator final : public c10::Allocator {
     if (inner_deleter_ == nullptr) {
       return false;
     }
+    in_malloc_.store(takes_from_malloc(*inner_), std::memory_order_relaxed);
     c10::SetCPUAllocator(this, kPriority);
     return true;
   }
@@ -255,16 +281,15 @@ class WatchedAllocator final : public c10::Allocator {
     return inner_deleter_ != nullptr && data.get() != nullptr && data.get() == data.get_context() &&
            data.compare_exchange_deleter(inner_deleter_, &WatchedAllocator::free);
   }
-  static void count_out(const void* data) {
-    if (const auto bytes = sizes().take(data)) {
-      table().count(-static_cast<int64_t>(*bytes));
+  // Counts out a storage that was only counted, so that it can be known by itself.
+  static bool uncount(c10::StorageImpl& storage) {
+    auto& data = storage._mutable_data_ptr_no_checks();
+    if (data.get() == nullptr || data.get() != data.get_context() ||
+        data.get_deleter() != &WatchedAllocator::free || table().find(data.get())) {
+      return false;
     }
-  }
-  // Whether a storage's memory was given out by the wrapper, at whichever level.
-  static bool gave(c10::StorageImpl& storage) {
-    const auto& data = storage._mutable_data_ptr_no_checks();
-    return data.get() != nullptr && data.get() == data.get_context() &&
-           data.get_deleter() == &WatchedAllocator::free;
+    count_out(data.get());
+    return true;
   }
 
  private:
@@ -272,13 +297,31 @@ class WatchedAllocator final : public c10::Allocator {
   static constexpr uint8_t kPriority = 255;
 
   static void free(void* data) {
-    if (!table().died(data, current_step.load(std::memory_order_relaxed))) {
+    if (!record_death(data) && current_level.load(std::memory_order_relaxed) != Level::off) {
       count_out(data);
     }
     inner_deleter_(data);
   }
 
+  // Counting alone keeps nothing for a block where malloc knows its size.
+  static void count_in(const void* data, uint64_t bytes) {
+    if (in_malloc_.load(std::memory_order_relaxed)) {
+      bytes = malloc_usable_size(const_cast<void*>(data));  // NOLINT(*-const-cast)
+    } else {
+      sizes().born(data, bytes, 0, OriginId::unknown, 0);
+    }
+    table().count(static_cast<int64_t>(bytes));
+  }
+  static void count_out(void* data) {
+    if (const auto known = sizes().died(data, 0)) {
+      table().count(-static_cast<int64_t>(*known));
+    } else if (in_malloc_.load(std::memory_order_relaxed)) {
+      table().count(-static_cast<int64_t>(malloc_usable_size(data)));
+    }
+  }
+
   c10::Allocator* inner_ = nullptr;
+  static inline std::atomic<bool> in_malloc_{false};
   static inline c10::DeleterFnPtr inner_deleter_ = nullptr;
 };
 
@@ -321,8 +364,7 @@ struct Foreign {
     if (known.storage.use_count() > 0) {
       return false;
     }
-    const auto bytes = table().died(known.storage._unsafe_get_target(),
-                                    current_step.load(std::memory_order_relaxed));
+    const auto bytes = record_death(known.storage._unsafe_get_target());
     shared -= known.shared ? static_cast<int64_t>(bytes.value_or(0)) : 0;
     return true;
   }
@@ -414,11 +456,8 @@ bool Observer::adopt(c10::StorageImpl& storage) {
   const auto device = device_tag(storage.device());
   const auto* data = storage._mutable_data_ptr_no_checks().get();  // it may be one that raises
   if (storage.device_type() == c10::DeviceType::CPU) {
-    if (!cpu_allocator().adopt(storage)) {
-      if (!WatchedAllocator::gave(storage) || table().find(data)) {
-        return false;
-      }
-      WatchedAllocator::count_out(data);
+    if (!cpu_allocator().adopt(storage) && !WatchedAllocator::uncount(storage)) {
+      return false;
     }
   } else if (!devices_seen.load(std::memory_order_relaxed) ||
              storage.device_type() != c10::DeviceType::CUDA || data == nullptr ||
@@ -460,7 +499,7 @@ void Observer::device_died(const void* data, uint64_t bytes) {
     return;
   }
   auto gone = static_cast<int64_t>(bytes);
-  if (const auto known = table().died(data, current_step.load(std::memory_order_relaxed))) {
+  if (const auto known = record_death(data)) {
     gone = static_cast<int64_t>(*known);
   } else if (level() == Level::count) {
     table().count(-gone);

@@ -12,6 +12,7 @@
 
 #include <memory>
 #include <optional>
+#include <string_view>
 
 namespace tenure::inspect {
 namespace {
@@ -66,7 +67,7 @@ File open_recording(const std::string& path) {
   throw Error(text("it cannot be read: ", path));
 }
 
-// The rows of an answer, column by column in the order that the query names them.
+// The rows of an answer, column by column.
 class Answer {
  public:
   Answer(sqlite3* file, const char* sql) : file_(file) {
@@ -77,44 +78,52 @@ class Answer {
     statement_.reset(made);
   }
   bool next() {
-    at_ = 0;
     const auto result = sqlite3_step(statement_.get());
     if (result != SQLITE_ROW && result != SQLITE_DONE) {
       fail(file_);
     }
     return result == SQLITE_ROW;
   }
-  void get(int64_t& value) { value = sqlite3_column_int64(statement_.get(), at_++); }
-  void get(uint64_t& value) {
-    value = static_cast<uint64_t>(sqlite3_column_int64(statement_.get(), at_++));
+  // -1: there is no such column.
+  int column(std::string_view name) const {
+    for (int i = 0; i < sqlite3_column_count(statement_.get()); ++i) {
+      if (sqlite3_column_name(statement_.get(), i) == name) {
+        return i;
+      }
+    }
+    return -1;
   }
-  void get(double& value) { value = sqlite3_column_double(statement_.get(), at_++); }
-  void get(std::optional<int64_t>& value) {
-    if (sqlite3_column_type(statement_.get(), at_) == SQLITE_NULL) {
-      ++at_;
-    } else {
-      get(value.emplace());
+  int64_t number(int at) const { return sqlite3_column_int64(statement_.get(), at); }
+  void get(int at, int64_t& value) const { value = number(at); }
+  void get(int at, uint64_t& value) const { value = static_cast<uint64_t>(number(at)); }
+  void get(int at, double& value) const { value = sqlite3_column_double(statement_.get(), at); }
+  void get(int at, std::optional<int64_t>& value) const {
+    if (sqlite3_column_type(statement_.get(), at) != SQLITE_NULL) {
+      value = number(at);
     }
   }
 
  private:
   sqlite3* file_;
   std::unique_ptr<sqlite3_stmt, Close> statement_;
-  int at_ = 0;
 };
 
+// A figure for which an older recording has no column is not known.
 std::vector<StepRow> rows_of(sqlite3* file) {
-  Answer answer(file,
-                "SELECT step, seconds, held, peak, births, born_bytes, deaths, rss, files, pss,"
-                " shared, cgroup, children, in_memory, heap, heap_free, pinned, device_used,"
-                " device_reserved, device_allocated FROM steps ORDER BY step");
+  Answer answer(file, "SELECT * FROM steps ORDER BY step");
+  std::vector<int> columns;
+  StepRow empty;
+  each_figure(empty, [&](const char* name, const auto& /*value*/) {
+    columns.push_back(answer.column(name));
+  });
   std::vector<StepRow> out;
   while (answer.next()) {
-    auto& row = out.emplace_back();
-    const auto get = [&](auto&... values) { (answer.get(values), ...); };
-    get(row.step, row.seconds, row.held, row.peak, row.births, row.born_bytes, row.deaths, row.rss,
-        row.files, row.pss, row.shared, row.cgroup, row.children, row.in_memory, row.heap,
-        row.heap_free, row.pinned, row.device_used, row.device_reserved, row.device_allocated);
+    auto column = columns.begin();
+    each_figure(out.emplace_back(), [&](const char* /*name*/, auto& value) {
+      if (const auto at = *column++; at >= 0) {
+        answer.get(at, value);
+      }
+    });
   }
   return out;
 }
@@ -124,15 +133,12 @@ Cuts cuts_of(sqlite3* file) {
                 "SELECT origin, step, bytes, count, birth_steps FROM cuts ORDER BY origin, step");
   Cuts out;
   while (answer.next()) {
-    uint64_t origin = 0;
-    Cut cut;
-    answer.get(origin);
-    answer.get(cut.step);
-    answer.get(cut.bytes);
-    answer.get(cut.count);
-    answer.get(cut.birth_steps);
-    cut.origin = OriginId{static_cast<uint32_t>(origin)};
-    out[cut.origin].push_back(cut);
+    const OriginId origin{static_cast<uint32_t>(answer.number(0))};
+    out[origin].push_back({.step = static_cast<uint64_t>(answer.number(1)),
+                           .origin = origin,
+                           .bytes = answer.number(2),
+                           .count = answer.number(3),
+                           .birth_steps = answer.number(4)});
   }
   return out;
 }

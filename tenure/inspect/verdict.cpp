@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <optional>
+#include <type_traits>
 
 namespace tenure::inspect {
 namespace {
@@ -60,33 +62,24 @@ bool are_uneven(std::span<const StepRow> rows) {
 }
 
 StepRow between(const StepRow& a, const StepRow& b, double share, uint64_t step) {
-  const auto mix = [&]<class Number>(Number from, Number to) {
-    const auto low = static_cast<double>(from);
-    return static_cast<Number>(low + share * (static_cast<double>(to) - low));
-  };
-  const auto mix_known = [&](const std::optional<int64_t>& from, const std::optional<int64_t>& to) {
-    return from && to ? std::optional(mix(*from, *to)) : share < 1 ? from : to;
-  };
-  return {.step = step,
-          .seconds = mix(a.seconds, b.seconds),
-          .held = mix(a.held, b.held),
-          .peak = mix(a.peak, b.peak),
-          .births = mix(a.births, b.births),
-          .born_bytes = mix(a.born_bytes, b.born_bytes),
-          .deaths = mix(a.deaths, b.deaths),
-          .rss = mix(a.rss, b.rss),
-          .files = mix_known(a.files, b.files),
-          .shared = mix_known(a.shared, b.shared),
-          .pss = mix_known(a.pss, b.pss),
-          .cgroup = mix_known(a.cgroup, b.cgroup),
-          .children = mix_known(a.children, b.children),
-          .in_memory = mix_known(a.in_memory, b.in_memory),
-          .heap = mix_known(a.heap, b.heap),
-          .heap_free = mix_known(a.heap_free, b.heap_free),
-          .pinned = mix_known(a.pinned, b.pinned),
-          .device_used = mix_known(a.device_used, b.device_used),
-          .device_reserved = mix_known(a.device_reserved, b.device_reserved),
-          .device_allocated = mix_known(a.device_allocated, b.device_allocated)};
+  std::array<std::optional<double>, 32> others;
+  size_t at = 0;
+  each_figure(b, [&](const char* /*name*/, const auto& value) {
+    const std::optional known(value);
+    others.at(at++) = known ? std::optional(static_cast<double>(*known)) : std::nullopt;
+  });
+  auto out = a;
+  at = 0;
+  each_figure(out, [&]<class Figure>(const char* /*name*/, Figure& value) {
+    const std::optional known(value);
+    if (const auto& other = others.at(at++); known && other) {
+      const auto from = static_cast<double>(*known);
+      value =
+          static_cast<std::remove_reference_t<decltype(*known)>>(from + share * (*other - from));
+    }
+  });
+  out.step = step;
+  return out;
 }
 
 // REQUIRES: at least two rows.

@@ -178,7 +178,7 @@ class Crowd:
 
     def _put(self, mark: _Mark) -> None:
         path = self._folder / mark.name
-        self._folder.mkdir(exist_ok=True)
+        self._folder.mkdir(0o700, exist_ok=True)
         if self._left is not None:
             with contextlib.suppress(FileNotFoundError):
                 self._left.replace(path)

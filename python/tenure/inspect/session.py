@@ -242,10 +242,13 @@ class Session:
             return True
         if in_backward_elsewhere():
             return False
+        began = time.perf_counter()
         why = why or "it is the lowest rank of its stage"
         self._level = self.options.level
         self._watch.step_up(self._level, self.options.cap)
-        _adopt()
+        with contextlib.suppress(TenureError):
+            _adopt()
+        self._watch.spend(time.perf_counter() - began)
         self._watch.put("level", self._level)
         self._watch.note("stepped up", f"{why}: from now on each storage is traced")
         return True

@@ -67,8 +67,8 @@ def conclude(
     if recording is None:
         job = written
         _write_json(options, job)
-    elif world_of() > options.many and rank_of() != 0:
-        return  # all of them reading all recordings would take hours: rank 0 does, once
+    elif _is_one_of_many(mine, recording, options):
+        return
     else:
         _wait_for_ranks(recording)
         with local.alone_in(Path(options.out)):
@@ -80,6 +80,14 @@ def conclude(
     if recording is not None and job["verdict"] in {"leak", "growth"}:
         folder = verdicts.shown_path(options.out)
         say(f"recorded in {folder}: `tenure why {folder}` says more")
+
+
+def _is_one_of_many(mine: verdicts.Document, recording: Path, options: Options) -> bool:
+    """Whether rank 0 says it for this process: thousands that read thousands would take hours."""
+    if world_of() > options.many:
+        return rank_of() != 0
+    launched = mine["ranks"][0].get("unit") != "step"
+    return launched and len(recordings.listed(recording.parent)) > 2 * options.many
 
 
 def _only_started_others(mine: verdicts.Document, job: verdicts.Document) -> bool:
