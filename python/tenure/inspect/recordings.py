@@ -23,6 +23,7 @@ __all__ = [
     "Found",
     "Meant",
     "document_of",
+    "documents",
     "earlier_in",
     "files_in",
     "find",
@@ -349,15 +350,17 @@ def has_ended(path: Path) -> bool:
         return connection.execute("SELECT 1 FROM meta WHERE key='ended'").fetchone() is not None
 
 
-def judge(paths: Meant, progress: Progress | None = None) -> verdicts.Document:
-    """The verdict on all recordings that are meant, without those that cannot be read.
+def documents(
+    paths: Meant, progress: Progress | None = None
+) -> tuple[dict[Path, verdicts.Document], dict[Path, str]]:
+    """The verdict on each recording that is meant, and why others cannot be read.
 
     Args:
         paths: Folders and files, or what :func:`find` found.
         progress: Called now and then with how many recordings are judged, of how many.
     """
     found = find(paths)
-    documents: list[verdicts.Document] = []
+    out: dict[Path, verdicts.Document] = {}
     broken = dict(found.broken)
     for at in range(0, len(found.files), _AT_ONCE):
         some = found.files[at : at + _AT_ONCE]
@@ -365,12 +368,18 @@ def judge(paths: Meant, progress: Progress | None = None) -> verdicts.Document:
             if isinstance(made, InputError):
                 broken[path] = str(made)
             else:
-                documents.append(made)
+                out[path] = made
         if progress is not None:
             progress(at + len(some), len(found.files))
-    if not documents:
+    if not out:
         raise InputError(next(iter(broken.values())))
-    verdict = verdicts.merged(documents)
+    return out, broken
+
+
+def judge(paths: Meant, progress: Progress | None = None) -> verdicts.Document:
+    """The verdict on all recordings that are meant, without those that cannot be read."""
+    found, broken = documents(paths, progress)
+    verdict = verdicts.merged(list(found.values()))
     left_out = [{"file": path.name, "why": why} for path, why in broken.items()]
     return {**verdict, "left_out": left_out}
 

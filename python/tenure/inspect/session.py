@@ -38,7 +38,7 @@ _MOST_CYCLES = 16  # kinds that are written down
 _MOST_SUSPECTS = 32  # whose holders are looked at
 _LOOK_AGAIN = 0.1  # of the time may have gone to looking before it is done again
 _SEARCH_AGAIN = 0.005  # of the time may have gone to coordinates before they are searched again
-_FREE_SEARCHES = 8  # while none are found
+_FREE_SEARCHES = 8  # of a program that has steps, while none are found
 _BEGINNING = 30.0  # seconds
 _MAIN_WAITS = 2.0  # seconds without a bytecode of the main thread
 _INTERVAL = 0.01  # seconds, at first; later a hundredth of the time so far
@@ -152,11 +152,12 @@ class Session:
     def _place(self) -> dict[str, int]:
         """Coordinates in the job; what was known before its groups were destroyed stays known."""
         began = time.perf_counter()
-        free = not self._coordinates and self._searches < _FREE_SEARCHES
+        steps = self._unit == "step"
+        free = steps and not self._coordinates and self._searches < _FREE_SEARCHES
         if free or self._searching <= _SEARCH_AGAIN * (time.monotonic() - self._began):
             self._coordinates = found_coordinates() or self._coordinates
             self._searching += time.perf_counter() - began
-            self._searches += 1
+            self._searches += steps
         return self._coordinates
 
     def _put_place(self) -> None:
@@ -232,26 +233,6 @@ class Session:
                 self._considered = self._consider(called)
         if due:
             self._judge()
-
-    def _consider(self, why: str) -> bool:
-        """Goes up to tracing if this rank is the lowest of its stage, or stands out.
-
-        Returns whether that is decided for now; otherwise the next step decides it.
-        """
-        if not why and not crowd.represents(self._place()):
-            return True
-        if in_backward_elsewhere():
-            return False
-        began = time.perf_counter()
-        why = why or "it is the lowest rank of its stage"
-        self._level = self.options.level
-        self._watch.step_up(self._level, self.options.cap)
-        with contextlib.suppress(TenureError):
-            _adopt()
-        self._watch.spend(time.perf_counter() - began)
-        self._watch.put("level", self._level)
-        self._watch.note("stepped up", f"{why}: from now on each storage is traced")
-        return True
 
     def _keep_time(self) -> None:
         """Gives a program without steps intervals of time in their place."""
@@ -394,6 +375,26 @@ class Session:
             return
         self._told = kind
         say(verdicts.first_screen(self._document(judged)))
+
+    def _consider(self, why: str) -> bool:
+        """Goes up to tracing if this rank is the lowest of its stage, or stands out.
+
+        Returns whether that is decided for now; otherwise the next step decides it.
+        """
+        if not why and not crowd.represents(self._place()):
+            return True
+        if in_backward_elsewhere():
+            return False
+        began = time.perf_counter()
+        why = why or "it is the lowest rank of its stage"
+        self._level = self.options.level
+        self._watch.step_up(self._level, self.options.cap)
+        with contextlib.suppress(TenureError):
+            _adopt()
+        self._watch.spend(time.perf_counter() - began)
+        self._watch.put("level", self._level)
+        self._watch.note("stepped up", f"{why}: from now on each storage is traced")
+        return True
 
     def _mind_cost(self) -> None:
         """Steps down to counting if watching takes more time or memory than it may."""

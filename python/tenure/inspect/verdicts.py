@@ -5,20 +5,29 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from tenure.inspect.counted import counted_groups, ranks_like
+from tenure.inspect.places import numbers, where
 
-__all__ = ["SCHEMA", "document", "first_screen", "merged", "path_from_root", "site_text"]
+__all__ = [
+    "SCHEMA",
+    "document",
+    "first_screen",
+    "grouped",
+    "merged",
+    "path_from_root",
+    "site_text",
+    "suspect_lines",
+]
 
 SCHEMA = 1
 _ORDER = ("leak", "growth", "flat", "too-short")  # the worst first
 _SHORT = {"held": "held storages"}
 _MOST_GROUPS = 3  # of suspects on the first screen
 _MOST_LINES = 8  # where they are of different ranks
-_MOST_SPANS = 8  # of ranks that are not in a row
-_MOST_HOSTS = 2  # by name
 
 Document = dict[str, Any]
 
@@ -184,8 +193,8 @@ def first_screen(verdict: Document, *, limit_bytes: float | None = None) -> str:
         if rank.get("filling"):
             lines.append(f"  held by {_path_line(rank['filling'][::-1])}")
     counted = verdict.get("counted", [])
-    for group in _shown(_groups(verdict["suspects"])):
-        lines += _suspect_lines(group, verdict["ranks"], counted)
+    for group in _shown(grouped(verdict["suspects"])):
+        lines += suspect_lines(group, verdict["ranks"], counted)
     if kind == "leak" and not verdict["suspects"]:
         lines.append("who holds them was not recorded: run again with --level trace")
     lines += _counted_lines(counted, verdict["ranks"])
@@ -211,12 +220,12 @@ def _counted_lines(counted: Sequence[Document], ranks: Sequence[Document]) -> li
     alone.sort(key=lambda group: -group["bytes_per_step"])
     lines = []
     for group in alone[:_MOST_LINES]:
-        numbers = set(group["ranks"])
-        where = _where([rank for rank in ranks if rank["rank"] in numbers], ranks)
-        each = " each" if len(numbers) > 1 else ""
+        mine = set(group["ranks"])
+        some = [rank for rank in ranks if rank["rank"] in mine]
+        each = " each" if len(some) > 1 else ""
         growth = f"{_mb(group['bytes_per_step'])}/{ranks[0].get('unit', 'step')}{each}"
         again = f"run again with --ranks {group['ranks'][0]} to see who holds it"
-        lines.append(f"{growth} on {where}, only counted: {again}")
+        lines.append(f"{growth} on {where(some, ranks)}, only counted: {again}")
     if len(alone) > _MOST_LINES:
         lines.append(f"… and {_many(len(alone) - _MOST_LINES, 'more group')} of ranks")
     return lines
@@ -271,17 +280,18 @@ def _split_line(rank: Document) -> str:
     return f"OS {rank['os'] / size:+.1f} {name}" + (f" = {shown}" if shown else "") + peak
 
 
-def _groups(suspects: Sequence[Document]) -> list[list[Document]]:
-    """Those that the same thing holds, on whichever rank, are one line."""
+def grouped(suspects: Sequence[Document]) -> list[list[Document]]:
+    """Those that the same thing holds, on whichever rank, together."""
     seen: dict[str, list[Document]] = {}
     for suspect in suspects:
         seen.setdefault(_holder_of(suspect), []).append(suspect)
     return list(seen.values())
 
 
-def _suspect_lines(
+def suspect_lines(
     group: list[Document], ranks: Sequence[Document], counted: Sequence[Document] = ()
 ) -> list[str]:
+    """What the first screen says of storages that the same thing holds."""
     first = group[0]
     mine = [suspect for suspect in group if suspect["rank"] == first["rank"]]
     count = sum(s["count"] for s in mine)
@@ -289,16 +299,16 @@ def _suspect_lines(
     made = by + (f" in {first['module']}" if first["module"] else "")
     more = f" and {_many(len(mine) - 1, 'more place')}" if len(mine) > 1 else ""
     growth = _mb(sum(s["bytes_per_step"] for s in mine))
-    where = f"{site_text(first)}{more}"
+    line = f"{site_text(first)}{more}"
     held_on = {suspect["rank"] for suspect in group}
     like = ranks_like(held_on, counted) - held_on
-    on = _where([r for r in ranks if r["rank"] in held_on | like], ranks)
+    on = where([r for r in ranks if r["rank"] in held_on | like], ranks)
     on = f" on {on}" if len(ranks) > 1 else ""
     unit = ranks[0].get("unit", "step")
-    lines = [f"{_many(count, 'storage')}, {growth}/{unit}, made{made} at {where}{on}"]
+    lines = [f"{_many(count, 'storage')}, {growth}/{unit}, made{made} at {line}{on}"]
     if like:
         others = f"other {len(like):,} were" if len(like) > 1 else "other was"
-        traced = _numbers(sorted(held_on))
+        traced = numbers(sorted(held_on))
         lines.append(f"  seen on {traced}; the {others} only counted and grew as much")
     if not first.get("looked", True):
         lines.append("  they came too late to look at who holds them: run for some more steps")
@@ -341,73 +351,16 @@ def _ranks_line(verdict: Document) -> str:
     told = f"watching cost {100 * cost:.1f} %"
     if len(ranks) == 1:
         return told
-    same = {r["rank"] for r in ranks if r["verdict"] == verdict["verdict"]}
-    same |= ranks_like(same, verdict.get("counted", []))
-    others = {r["verdict"] for r in ranks if r["rank"] not in same}
+    said = {r["rank"] for r in ranks if r["verdict"] == verdict["verdict"]}
+    like = ranks_like(said, verdict.get("counted", []))
+    alike = [r["verdict"] == verdict["verdict"] or r["rank"] in like for r in ranks]
+    others = {r["verdict"] for r, is_alike in zip(ranks, alike, strict=True) if not is_alike}
     rest = f"; others {', '.join(sorted(others))}" if others else ""
-    where = _where([r for r in ranks if r["rank"] in same], ranks, f" of {len(ranks):,}")
+    on = where(list(compress(ranks, alike)), ranks, f" of {len(ranks):,}")
     counted = sum(r.get("level") == "count" for r in ranks)
     if 0 < counted < len(ranks):
         told = f"{_many(counted, 'rank')} only counted · {told}"
-    return f"on {where}{rest} · {told}"
-
-
-def _where(some: Sequence[Document], ranks: Sequence[Document], total: str = "") -> str:
-    """``ranks 0-3, all stage 0``: which ones, and what sets them apart from the others."""
-    numbers = sorted({rank["rank"] for rank in some})
-    out = f"{_numbers(numbers)}{total}"
-    common = _common(some)
-    rest = [rank for rank in ranks if rank["rank"] not in numbers]
-    telling = [
-        f"{name} {value}"
-        for name, value in common.items()
-        if any(_place_of(rank).get(name) != value for rank in rest)
-    ]
-    if telling:
-        out += f", {'all ' if len(numbers) > 1 else ''}{', '.join(telling)}"
-    return out if "host" in common else out + _hosts(some, rest)
-
-
-def _hosts(some: Sequence[Document], rest: Sequence[Document]) -> str:
-    """``, on 4 hosts, node01 … node04``, unless the others are on the same."""
-    names = sorted({rank.get("host", "") for rank in some})
-    if not {rank.get("host", "") for rank in rest} - set(names):
-        return ""
-    if len(names) <= _MOST_HOSTS:
-        return f", on hosts {' and '.join(names)}"
-    return f", on {len(names):,} hosts, {names[0]} … {names[-1]}"
-
-
-def _place_of(rank: Document) -> dict[str, Any]:
-    gpu = {"GPU": rank["gpu"]} if rank.get("gpu") else {}
-    return {**rank.get("coordinates", {}), "host": rank.get("host", ""), **gpu}
-
-
-def _common(ranks: Sequence[Document]) -> dict[str, Any]:
-    places = [_place_of(rank) for rank in ranks]
-    return {
-        name: value
-        for name, value in (places[0] if places else {}).items()
-        if all(place.get(name) == value for place in places)
-    }
-
-
-def _numbers(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {_spans(ranks)}"
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """``0-3, 7``."""
-    out: list[list[int]] = []
-    for number in numbers:
-        if out and number == out[-1][1] + 1:
-            out[-1][1] = number
-        else:
-            out.append([number, number])
-    shown = [str(a) if a == b else f"{a}-{b}" for a, b in out]
-    if len(shown) > _MOST_SPANS:
-        return f"{', '.join(shown[: _MOST_SPANS - 1])} … {shown[-1]} ({len(numbers):,} ranks)"
-    return ", ".join(shown)
+    return f"on {on}{rest} · {told}"
 
 
 def _many(count: int, what: str) -> str:
