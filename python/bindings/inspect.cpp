@@ -5,13 +5,17 @@
 #include <tenure/core/text.h>
 #include <tenure/inspect/modules.h>
 #include <tenure/inspect/observer.h>
+#include <tenure/inspect/recorded.h>
 #include <tenure/inspect/verdict.h>
 #include <tenure/inspect/watch.h>
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
+#include <thread>
 #include <unordered_set>
 
 namespace py = pybind11;
@@ -76,32 +80,6 @@ std::vector<std::pair<uintptr_t, uint64_t>> alive_storages() {
     out.emplace_back(reinterpret_cast<uintptr_t>(birth.data), birth.bytes);
   }
   return out;
-}
-
-// The figures of a row by name, in the order of the table `steps`.
-template <class Row, class Visit>
-void each_figure(Row& row, const Visit& visit) {
-  visit("step", row.step);
-  visit("seconds", row.seconds);
-  visit("held", row.held);
-  visit("peak", row.peak);
-  visit("births", row.births);
-  visit("born_bytes", row.born_bytes);
-  visit("deaths", row.deaths);
-  visit("rss", row.rss);
-  visit("files", row.files);
-  visit("pss", row.pss);
-  visit("shared", row.shared);
-  visit("cgroup", row.cgroup);
-  visit("children", row.children);
-  visit("in_memory", row.in_memory);
-  visit("heap", row.heap);
-  visit("heap_free", row.heap_free);
-  visit("reserve", row.reserve);
-  visit("pinned", row.pinned);
-  visit("device_used", row.device_used);
-  visit("device_reserved", row.device_reserved);
-  visit("device_allocated", row.device_allocated);
 }
 
 py::dict row_dict(const StepRow& row) {
@@ -204,6 +182,57 @@ py::dict judge_recorded(const std::vector<py::dict>& given,
       judge(rows, cuts, steps ? Unit::step : Unit::interval, evidence_of(accused, bounded)));
 }
 
+// A recording that is to be judged: its path, whether rows are steps, accused, bounded.
+using Case = std::tuple<std::string, bool, std::set<uint32_t>, std::set<uint32_t>>;
+
+// The same of recordings, several at a time on threads of C++, which a Python that ends can still
+// start: for each the verdict with its last step, or why it cannot be read.
+py::list judge_files(const std::vector<Case>& cases, size_t threads) {
+  struct Judged {
+    Verdict verdict;
+    uint64_t last = 0;
+    std::string error;
+  };
+  std::vector<Judged> judged(cases.size());
+  const auto judge_one = [&](size_t number) {
+    const auto& [path, steps, accused, bounded] = cases[number];
+    auto& out = judged[number];
+    try {
+      const auto recorded = read_recording(path);
+      out.verdict = judge(recorded.rows, recorded.cuts, steps ? Unit::step : Unit::interval,
+                          evidence_of(accused, bounded));
+      out.last = recorded.rows.empty() ? 0 : recorded.rows.back().step;
+    } catch (const std::exception& error) {
+      out.error = error.what();
+    }
+  };
+  {
+    const py::gil_scoped_release nogil;
+    std::atomic<size_t> next{0};
+    const auto work = [&] {
+      for (auto number = next++; number < cases.size(); number = next++) {
+        judge_one(number);
+      }
+    };
+    std::vector<std::jthread> others;
+    for (size_t i = 1; i < std::min(threads, cases.size()); ++i) {
+      others.emplace_back(work);
+    }
+    work();
+  }
+  py::list out;
+  for (const auto& one : judged) {
+    if (!one.error.empty()) {
+      out.append(one.error);
+      continue;
+    }
+    auto told = verdict_dict(one.verdict);
+    told["last"] = one.last;
+    out.append(told);
+  }
+  return out;
+}
+
 py::dict judge_live(const Watch& watch) {
   Verdict verdict;
   {
@@ -267,6 +296,7 @@ void bind_inspect(py::module_& m) {
   m.def("origin", &origin_dict, py::arg("id"));
   m.def("judge", &judge_recorded, py::arg("rows"), py::arg("cuts"), py::arg("steps"),
         py::arg("accused"), py::arg("bounded"));
+  m.def("judge_files", &judge_files, py::arg("cases"), py::arg("threads"));
   m.def("alive_of", &alive_of, py::arg("origins"));
   m.def("alive_storages", &alive_storages, py::call_guard<py::gil_scoped_release>());
   m.def("observer_bytes", [] { return observer().births().footprint(); });
@@ -361,6 +391,12 @@ void bind_inspect(py::module_& m) {
            }),
            py::arg("level"), py::arg("path"), py::arg("cap"), py::arg("meta"), py::arg("redact"))
       .def("end_interval", &Watch::end_interval, py::arg("number"))
+      .def(
+          "step_up",
+          [](Watch& self, const std::string& level, uint64_t cap) {
+            self.step_up(level_named(level), cap);
+          },
+          py::arg("level"), py::arg("cap"))
       .def("due", &Watch::due)
       .def("judge", &judge_live)
       .def("rows", &rows_of)

@@ -5,12 +5,15 @@ Each command's work is in a module of its own, imported when the command runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from tenure.inspect.recordings import Found
 
 Level = Enum("Level", {"count": "count", "trace": "trace", "deep": "deep"})
 ExportForm = Enum("ExportForm", {"csv": "csv", "trace": "trace", "snapshot": "snapshot"})
@@ -78,7 +81,18 @@ def demo(
 
 _OUT = Annotated[str, typer.Option("--out", help="Folder for recordings, one file a process.")]
 _LEVEL = Annotated[
-    Level, typer.Option(help="count: bytes only; trace: each storage; deep: whole stacks.")
+    Level | None,
+    typer.Option(
+        help="count: bytes only; trace: each storage; deep: whole stacks.", show_default="trace"
+    ),
+]
+_RANKS = Annotated[
+    str,
+    typer.Option(
+        help="Ranks watched at --level, the others being counted: 0,8-15 or all. Without it, of "
+        "more than 16 ranks one a stage and role is, and those that grow more than their peers.",
+        show_default=False,
+    ),
 ]
 _REDACT = Annotated[
     bool, typer.Option("--redact", help="Hash paths and names in the files that are written.")
@@ -105,7 +119,8 @@ def run(
     ] = None,
     out: _OUT = "run.tenure",
     json: Annotated[str, typer.Option("--json", help="File for the verdict at the end.")] = "",
-    level: _LEVEL = Level["trace"],
+    level: _LEVEL = None,
+    ranks: _RANKS = "",
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing on stderr.")] = False,
     redact: _REDACT = False,
     local_dir: _LOCAL = "",
@@ -134,7 +149,8 @@ def run(
         options = Options(
             out,
             json,
-            level.value,
+            level.value if level else "trace",
+            ranks=ranks or ("all" if level else ""),
             quiet=quiet,
             cost=max_cost,
             memory=parse_bytes(max_memory),
@@ -147,7 +163,8 @@ def run(
 @app.command()
 def env(
     out: _OUT = "run.tenure",
-    level: _LEVEL = Level["trace"],
+    level: _LEVEL = None,
+    ranks: _RANKS = "",
     redact: _REDACT = False,
     local_dir: _LOCAL = "",
     style: Annotated[
@@ -162,8 +179,13 @@ def env(
     from tenure.inspect.options import Options
 
     with _one_line_errors():
-        key = launch.new_key() if redact else ""
-        options = Options(out, level=level.value, redact=key, local=local_dir)
+        options = Options(
+            out,
+            level=level.value if level else "trace",
+            ranks=ranks or ("all" if level else ""),
+            redact=launch.new_key() if redact else "",
+            local=local_dir,
+        )
         typer.echo(launch.exports(options, style.value))
 
 
@@ -180,13 +202,13 @@ def why(
     from tenure.inspect import why as command
 
     with _one_line_errors():
-        _say_what_is_left_out([recordings])
-        if json:
-            typer.echo(_as_json(reading.judge([recordings])))
-        elif storage is None:
-            typer.echo(command.why_all([recordings]))
-        else:
-            typer.echo(command.why_one([recordings], storage))
+        found = _say_what_is_left_out([recordings])
+        if storage is not None:
+            typer.echo(command.why_one(found, storage))
+            return
+        with _progress() as progress:
+            verdict = reading.judge(found, progress)
+        typer.echo(_as_json(verdict) if json else command.why_all(verdict))
 
 
 @app.command()
@@ -214,12 +236,13 @@ def check(
 
     with _one_line_errors():
         limit = parse_bytes(peak) if peak else None
-        _say_what_is_left_out(recordings)
-        verdict = reading.judge(recordings)
+        found = _say_what_is_left_out(recordings)
+        with _progress() as progress:
+            verdict = reading.judge(found, progress)
         typer.echo(_as_json(verdict) if json else verdicts.first_screen(verdict))
         code = command.CODES[verdict["verdict"]]
         if limit is not None:
-            reached, rank = reading.peak_of(recordings)
+            reached, rank = reading.peak_of(found)
             if reached > limit:
                 typer.echo(f"peak {reached:,} bytes on rank {rank}, over {limit:,}", err=json)
                 code = 1
@@ -296,23 +319,51 @@ def export(
 
     tenure export run.tenure --as snapshot
     """
+    from tenure.inspect.options import say
     from tenure.inspect.verdicts import shown_path
     from tenure.report import export as command
 
     with _one_line_errors():
-        _say_what_is_left_out(recordings)
-        made = command.export(recordings, form.value, out or _EXPORTS[form.value], rank)
+        found = _say_what_is_left_out(recordings)
+        for why in found.broken.values():
+            say(why)
+        made = command.export(found.files, form.value, out or _EXPORTS[form.value], rank)
         typer.echo("\n".join(f"written to {shown_path(path)}" for path in made))
 
 
-def _say_what_is_left_out(recordings: list[str]) -> None:
+def _say_what_is_left_out(recordings: list[str]) -> Found:
+    """Finds the recordings that are meant."""
     from tenure.inspect import recordings as reading
     from tenure.inspect.options import say
 
-    earlier = len(reading.earlier_in(recordings))
+    found = reading.find(recordings)
+    earlier = len(found.earlier)
     if earlier:
         many = "recording" if earlier == 1 else "recordings"
         say(f"{earlier} {many} of earlier runs left out: name the files to see them")
+    return found
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """How far the reading is, on a terminal and if it takes more than a second."""
+    import time
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    until = time.monotonic() + 1.0
+    with Progress(
+        console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("recordings", total=None, visible=False)
+
+        def show(done: int, total: int) -> None:
+            late = time.monotonic() > until
+            bar.update(task, completed=done, total=total, visible=late, refresh=late)
+
+        yield show
 
 
 def _as_json(verdict: dict[str, Any]) -> str:

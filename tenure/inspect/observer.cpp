@@ -36,6 +36,7 @@ std::atomic<uint64_t> spent{0};  // ticks
 std::atomic<uint64_t> operators_seen{0};
 std::atomic<int64_t> on_devices{0};  // bytes
 std::atomic<bool> devices_seen{false};
+std::atomic<bool> stepped_up{false};  // from counting, since watching began
 
 BirthTable& table() {
   static auto* instance = new BirthTable;
@@ -288,13 +289,23 @@ class WatchedAllocator final : public c10::Allocator {
     return inner_deleter_ != nullptr && data.get() != nullptr && data.get() == data.get_context() &&
            data.compare_exchange_deleter(inner_deleter_, &WatchedAllocator::free);
   }
+  // Counts out a storage that was only counted, so that it can be known by itself.
+  static bool uncount(c10::StorageImpl& storage) {
+    auto& data = storage._mutable_data_ptr_no_checks();
+    if (data.get() == nullptr || data.get() != data.get_context() ||
+        data.get_deleter() != &WatchedAllocator::free || table().find(data.get())) {
+      return false;
+    }
+    count_out(data.get());
+    return true;
+  }
 
  private:
   // An allocator's priority only ever rises, so each of ours is as high as can be.
   static constexpr uint8_t kPriority = 255;
 
   static void free(void* data) {
-    if (!record_death(data) && current_level.load(std::memory_order_relaxed) != Level::off) {
+    if (!record_death(data)) {
       count_out(data);
     }
     inner_deleter_(data);
@@ -312,7 +323,8 @@ class WatchedAllocator final : public c10::Allocator {
   static void count_out(void* data) {
     if (const auto known = sizes().died(data, 0)) {
       table().count(-static_cast<int64_t>(*known));
-    } else if (in_malloc_.load(std::memory_order_relaxed)) {
+    } else if (in_malloc_.load(std::memory_order_relaxed) &&
+               current_level.load(std::memory_order_relaxed) != Level::off) {
       table().count(-static_cast<int64_t>(malloc_usable_size(data)));
     }
   }
@@ -412,6 +424,7 @@ void Observer::start(Level level) {
   }();
   (void)once;
   spent.store(0, std::memory_order_relaxed);
+  stepped_up.store(false, std::memory_order_relaxed);
   operators_seen.store(0, std::memory_order_relaxed);
   if (!cpu_allocator().install()) {
     throw Error(
@@ -436,6 +449,14 @@ void Observer::step_down(Level level) {
   }
 }
 
+void Observer::step_up(Level level) {
+  if (level > this->level() && this->level() != Level::off) {
+    stepped_up.store(true, std::memory_order_relaxed);
+    current_level.store(level, std::memory_order_relaxed);
+    watch_operators(level >= Level::trace);
+  }
+}
+
 void Observer::set_step(uint64_t step) {
   current_step.store(static_cast<uint32_t>(step), std::memory_order_relaxed);
 }
@@ -444,13 +465,16 @@ bool Observer::adopt(c10::StorageImpl& storage) {
   const auto device = device_tag(storage.device());
   const auto* data = storage._mutable_data_ptr_no_checks().get();  // it may be one that raises
   if (storage.device_type() == c10::DeviceType::CPU) {
-    if (!cpu_allocator().adopt(storage)) {
+    if (!cpu_allocator().adopt(storage) && !WatchedAllocator::uncount(storage)) {
       return false;
     }
   } else if (!devices_seen.load(std::memory_order_relaxed) ||
              storage.device_type() != c10::DeviceType::CUDA || data == nullptr ||
              table().find(data)) {
     return false;
+  } else if (stepped_up.load(std::memory_order_relaxed)) {
+    // It was counted, rounded up by the allocator: those few bytes stay in the count.
+    table().count(-static_cast<int64_t>(storage.nbytes()));
   } else {
     on_devices.fetch_add(static_cast<int64_t>(storage.nbytes()), std::memory_order_relaxed);
   }

@@ -32,13 +32,16 @@ class Observer {
   Level level() const;
   // While observing: sees less from now on, e.g. because seeing more costs too much.
   void step_down(Level level);
+  // While observing: sees more from now on. Storages that were counted so far are adopted one by
+  // one by whoever finds them; of the others the count goes on.
+  void step_up(Level level);
 
   // Births from now on belong to this step.
   void set_step(uint64_t step);
 
-  // A storage that was there before: its death will be seen. Returns false for memory that does
-  // not come from the allocator, or that is known.
-  // REQUIRES: nobody frees the storage meanwhile.
+  // A storage that was there before, or that was only counted: its death will be seen. Returns
+  // false for memory that does not come from the allocator, or that is known. REQUIRES: nobody
+  // frees the storage meanwhile.
   bool adopt(c10::StorageImpl& storage);
   // The same for one that was made just now and not by the allocator that programs can replace, as
   // Python's UntypedStorage(n) is: its birth.

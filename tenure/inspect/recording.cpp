@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -129,8 +130,14 @@ struct Handle {
   sqlite3* file = nullptr;
 };
 
+constexpr uint64_t kSmall = uint64_t{16}
+                            << 20;  // caps below it are of the file, not of its content
+
 // What a write-ahead log needs, and each table with its columns.
-void prepare(const Handle& handle) {
+void prepare(const Handle& handle, uint64_t cap) {
+  if (cap < kSmall) {  // free pages are cut off, and the log is kept short
+    handle.execute("PRAGMA auto_vacuum=FULL; PRAGMA wal_autocheckpoint=16;");
+  }
   handle.execute("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA temp_store=MEMORY;");
   handle.execute(kTables);
 }
@@ -139,7 +146,7 @@ void prepare(const Handle& handle) {
 
 struct Recording::File {
   File(const std::string& path, uint64_t most)
-      : handle(path), cap(most), ready((prepare(handle), true)) {}
+      : handle(path), cap(most), ready((prepare(handle, most), true)) {}
 
   Handle handle;
   uint64_t cap;
@@ -176,7 +183,24 @@ Recording::Recording(const std::string& path, uint64_t cap, Redactor redact)
   put("schema", std::to_string(kSchema));
 }
 
-Recording::~Recording() = default;
+// What is complete is one file: whoever reads it needs no log and leaves none behind. Someone who
+// reads it just now is waited for, but not for long.
+Recording::~Recording() {
+  constexpr int kTries = 20;
+  constexpr int kPause = 50;  // ms
+  for (int i = 0; i < kTries && sqlite3_exec(file_->handle.file, "PRAGMA journal_mode=DELETE",
+                                             nullptr, nullptr, nullptr) == SQLITE_BUSY;
+       ++i) {
+    sqlite3_sleep(kPause);
+  }
+}
+
+void Recording::raise_cap(uint64_t cap) {
+  if (file_->cap < kSmall && cap >= kSmall) {
+    file_->handle.execute("PRAGMA auto_vacuum=INCREMENTAL; PRAGMA wal_autocheckpoint=1000;");
+  }
+  file_->cap = std::max(file_->cap, cap);
+}
 
 void Recording::put(std::string_view key, std::string_view value) { file_->meta.run(key, value); }
 void Recording::begin() { file_->handle.execute("BEGIN"); }
@@ -281,6 +305,7 @@ Recording::Recording(const std::string& /*path*/, uint64_t /*cap*/, Redactor /*r
   throw Error("this build of Tenure has no SQLite, so it cannot record: watch without --out");
 }
 Recording::~Recording() = default;
+void Recording::raise_cap(uint64_t /*cap*/) {}
 void Recording::put(std::string_view /*key*/, std::string_view /*value*/) {}
 void Recording::begin() {}
 void Recording::commit() {}

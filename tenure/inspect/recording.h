@@ -51,6 +51,8 @@ class Recording {
   static constexpr int kSchema = 1;
 
   // Makes the file, for its owner's eyes only. Detail beyond `cap` bytes is thinned, oldest first.
+  // A file with a small cap is never larger than that once it is closed; one with a large cap may
+  // have pages that are free.
   // Origins and notes pass through the redactor; other texts are the caller's to redact.
   // Throws InputError if it cannot be made or exists, Error in a build without SQLite.
   Recording(const std::string& path, uint64_t cap, Redactor redact = {});
@@ -59,6 +61,7 @@ class Recording {
   Recording& operator=(const Recording&) = delete;
 
   // Each throws Error when the file can no longer be written: disk full, folder gone.
+  void raise_cap(uint64_t cap);
   void put(std::string_view key, std::string_view value);
   void begin();
   void commit();

@@ -27,4 +27,30 @@ struct StepRow {
   std::optional<int64_t> device_used, device_reserved, device_allocated;
 };
 
+// Calls visit(name, figure) for each of a row, in the order of the table `steps`.
+template <class Row, class Visit>
+void each_figure(Row& row, const Visit& visit) {
+  visit("step", row.step);
+  visit("seconds", row.seconds);
+  visit("held", row.held);
+  visit("peak", row.peak);
+  visit("births", row.births);
+  visit("born_bytes", row.born_bytes);
+  visit("deaths", row.deaths);
+  visit("rss", row.rss);
+  visit("files", row.files);
+  visit("pss", row.pss);
+  visit("shared", row.shared);
+  visit("cgroup", row.cgroup);
+  visit("children", row.children);
+  visit("in_memory", row.in_memory);
+  visit("heap", row.heap);
+  visit("heap_free", row.heap_free);
+  visit("reserve", row.reserve);
+  visit("pinned", row.pinned);
+  visit("device_used", row.device_used);
+  visit("device_reserved", row.device_reserved);
+  visit("device_allocated", row.device_allocated);
+}
+
 }  // namespace tenure::inspect

@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <optional>
+#include <type_traits>
 
 namespace tenure::inspect {
 namespace {
@@ -44,6 +46,62 @@ double steps_per_row(std::span<const StepRow> rows) {
   return rows.size() < 2 ? 1
                          : static_cast<double>(rows.back().step - rows.front().step) /
                                static_cast<double>(rows.size() - 1);
+}
+
+// Note [Rows that were thinned]
+// Of a long run every other one of the older rows is left out, again and again, so that the oldest
+// lie far apart and the newest close together. A trend has no notion of that: a steady growth would
+// look like one that slows down. So such rows are read off anew at even distances, as many as there
+// are, on straight lines between those that are known.
+bool are_uneven(std::span<const StepRow> rows) {
+  uint64_t least = ~uint64_t{0};
+  uint64_t most = 0;
+  for (size_t i = 1; i < rows.size(); ++i) {
+    const auto gap = rows[i].step - rows[i - 1].step;
+    least = std::min(least, gap);
+    most = std::max(most, gap);
+  }
+  return most > least;
+}
+
+StepRow between(const StepRow& a, const StepRow& b, double share, uint64_t step) {
+  std::array<std::optional<double>, 32> others;
+  size_t at = 0;
+  each_figure(b, [&](const char* /*name*/, const auto& value) {
+    const std::optional known(value);
+    others.at(at++) = known ? std::optional(static_cast<double>(*known)) : std::nullopt;
+  });
+  auto out = a;
+  at = 0;
+  each_figure(out, [&]<class Figure>(const char* /*name*/, Figure& value) {
+    const std::optional known(value);
+    if (const auto& other = others.at(at++); known && other) {
+      const auto from = static_cast<double>(*known);
+      value =
+          static_cast<std::remove_reference_t<decltype(*known)>>(from + share * (*other - from));
+    }
+  });
+  out.step = step;
+  return out;
+}
+
+// REQUIRES: at least two rows.
+std::vector<StepRow> evenly(std::span<const StepRow> rows) {
+  std::vector<StepRow> out;
+  out.reserve(rows.size());
+  const auto range = rows.back().step - rows.front().step;
+  size_t next = 1;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto step = rows.front().step + range * i / (rows.size() - 1);
+    while (rows[next].step < step) {
+      ++next;
+    }
+    const auto& before = rows[next - 1];
+    const auto share = static_cast<double>(step - before.step) /
+                       static_cast<double>(rows[next].step - before.step);
+    out.push_back(between(before, rows[next], share, step));
+  }
+  return out;
 }
 
 // The value of an origin's cuts at every row: between two cuts a straight line.
@@ -268,6 +326,9 @@ constexpr std::array kPlaces{
 // How a part grows, and whether that is sure and large enough to speak of.
 Share share_of(const Place& place, std::span<const StepRow> rows, size_t since) {
   const auto values = series_of(rows, place.bytes);
+  if (std::ranges::all_of(values, [&](double value) { return value == values.front(); })) {
+    return {.name = place.name};
+  }
   const auto trend = trend_of(values, {.least_per_step = place.least});
   const auto grown = trend.per_step * static_cast<double>(values.size() - trend.since);
   auto least = std::min(kLeastBytes, place.share * total_of(rows[trend.since]));
@@ -372,6 +433,11 @@ Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit,
     return verdict;
   }
   rows = rows.subspan(kWarmUp);
+  std::vector<StepRow> even;
+  if (are_uneven(rows)) {
+    even = evenly(rows);
+    rows = even;
+  }
   if (unit == Unit::interval) {
     rows = without_the_end(rows);
   }

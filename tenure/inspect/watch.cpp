@@ -360,6 +360,20 @@ bool Watch::end_interval(uint64_t number) {
   return true;
 }
 
+void Watch::step_up(Level level, uint64_t cap) {
+  {
+    std::lock_guard lock(state_->file_mutex);
+    if (observer().level() >= level || observer().level() == Level::off) {
+      return;
+    }
+    if (state_->recording != nullptr) {
+      state_->recording->raise_cap(cap);
+      observer().births().tell(true);
+    }
+  }
+  observer().step_up(level);
+}
+
 bool Watch::due() {
   std::lock_guard lock(state_->mutex);
   if (state_->steps < state_->next_due) {

@@ -37,6 +37,8 @@ class Watch {
   // Programs without steps have intervals of time in their place. Once the clock ticks they are
   // forgotten, and this returns false.
   bool end_interval(uint64_t number);
+  // Sees more from now on, and records it up to a higher cap. Nothing if it sees as much already.
+  void step_up(Level level, uint64_t cap);
   // Whether it is time to judge: at growing distances, so that judging costs little.
   bool due();
 

@@ -7,14 +7,16 @@ program itself (:func:`coordinates`), from Megatron's ``parallel_state``, or fro
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from typing import Any
 
+import torch
 import torch.distributed
 
 from tenure.errors import InputError
 
-__all__ = ["coordinates", "found_coordinates"]
+__all__ = ["coordinates", "found_coordinates", "found_gpu"]
 
 _MEGATRON = "megatron.core.parallel_state"
 _MEGATRON_RANKS = {
@@ -56,6 +58,15 @@ def found_coordinates() -> dict[str, int]:
     return _from_megatron() or _from_mesh()
 
 
+def found_gpu() -> str:
+    """The number on its host of the GPU that this process uses; empty if it uses none."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return ""
+    at = torch.cuda.current_device()
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return shown[at].strip() if at < len(shown) and shown[at].strip() else str(at)
+
+
 def _from_megatron() -> dict[str, int]:
     state: Any = sys.modules.get(_MEGATRON)
     if state is None:
@@ -80,7 +91,10 @@ def _from_mesh() -> dict[str, int]:
     for found in gc.get_objects():
         if not issubclass(type(found), module.DeviceMesh):
             continue
-        names, place = found.mesh_dim_names, found.get_coordinate()
+        try:
+            names, place = found.mesh_dim_names, found.get_coordinate()
+        except AttributeError:  # it is just being made
+            continue
         if names and place and len(names) > len(best):
             best = dict(zip(names, map(int, place), strict=True))
     return {"stage" if name in _STAGE_NAMES else name: rank for name, rank in best.items()}

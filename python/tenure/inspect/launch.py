@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tenure.errors import InputError
-from tenure.inspect.options import Options, environment, make_folder
+from tenure.inspect.options import Options, environment, make_folder, parse_ranks
 
 __all__ = ["command_of", "exports", "new_key", "prepared", "run"]
 
@@ -24,6 +24,8 @@ def new_key() -> str:
 
 def prepared(options: Options) -> Options:
     """The options with paths that hold wherever the program goes; makes the folder."""
+    if options.ranks:
+        parse_ranks(options.ranks)
     out = Path(options.out).absolute()
     if out.is_file():
         raise InputError(f"{out} is a file: give --out a folder")

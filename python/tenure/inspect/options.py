@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -18,17 +19,21 @@ from tenure.errors import InputError
 
 __all__ = [
     "LEVELS",
+    "SUMMARY",
     "VARIABLE",
     "Options",
     "environment",
     "make_folder",
     "parse_bytes",
+    "parse_ranks",
     "rank_of",
     "recording_names",
     "say",
+    "world_of",
 ]
 
 VARIABLE = "TENURE"
+SUMMARY = 256_000  # bytes that the recording of a rank may take that is only counted
 LEVELS = ("count", "trace", "deep")
 STARTUP = Path(__file__).parent / "startup"
 _UNITS = {
@@ -59,6 +64,9 @@ class Options:
         redact: Key under which names in files are hashed; empty: they are not.
         local: Folder of this node in which recordings are written until the process ends; empty:
             none, unless `out` is on a network file system.
+        ranks: Ranks that are watched at `level`, the others being counted: ``0,8-15`` or ``all``;
+            empty: all, and of more than `many` those that :mod:`tenure.inspect.crowd` chooses.
+        many: Processes of a job above which not all are traced.
         run: What the processes that one `tenure run` started have in common; empty: not known.
         starter: The process that `tenure run` became; 0: none.
     """
@@ -72,6 +80,8 @@ class Options:
     memory: int = 512 << 20
     redact: str = ""
     local: str = ""
+    ranks: str = ""
+    many: int = 16
     run: str = ""
     starter: int = 0
 
@@ -105,6 +115,8 @@ class Options:
                 memory=int(given.get("memory", cls.memory)),
                 redact=given.get("redact", ""),
                 local=given.get("local", ""),
+                ranks=given.get("ranks", ""),
+                many=int(given.get("many", cls.many)),
                 run=given.get("run", ""),
                 starter=int(given.get("starter", 0)),
             )
@@ -121,6 +133,20 @@ def parse_bytes(text: str) -> int:
         return int(float(number) * _UNITS[unit])
     except (KeyError, ValueError):
         raise InputError(f"'{text}' is no number of bytes: write 12GiB, 500MB or 1048576") from None
+
+
+def parse_ranks(text: str) -> set[int] | None:
+    """``0,8-15`` as numbers; None for ``all``. Raises InputError with a sentence."""
+    if text.strip() == "all":
+        return None
+    out: set[int] = set()
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d{1,8})(?:-(\d{1,8}))?", part.strip(), re.ASCII)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if first > last:
+            raise InputError(f"'{text}' names no ranks: write 0,8-15 or all")
+        out.update(range(first, last + 1))
+    return out
 
 
 def make_folder(folder: Path) -> None:
@@ -150,6 +176,14 @@ def rank_of(given: Mapping[str, str] = os.environ) -> int:
         if given.get(name, "").isdigit():
             return int(given[name])
     return 0
+
+
+def world_of(given: Mapping[str, str] = os.environ) -> int:
+    """How many processes the launcher started, or 1."""
+    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
+        if given.get(name, "").isdigit():
+            return max(1, int(given[name]))
+    return 1
 
 
 def recording_names(host: str, given: Mapping[str, str] = os.environ) -> Iterator[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,80 +20,169 @@ from tenure.inspect import local, verdicts
 
 __all__ = [
     "SCHEMA",
+    "Found",
+    "Meant",
     "document_of",
+    "documents",
     "earlier_in",
     "files_in",
+    "find",
     "has_ended",
     "judge",
+    "listed",
     "opened",
+    "peak_of",
     "run_of",
 ]
 
 SCHEMA = 1
+_AT_ONCE = 64  # recordings between two reports of progress
+_MOST_THREADS = 16
 
 
-def files_in(paths: Iterable[str | Path]) -> list[Path]:
-    """The recordings that are meant: files, and in folders those of the latest run."""
-    out: list[Path] = []
+@dataclass(frozen=True)
+class Found:
+    """Which recordings are meant.
+
+    Attributes:
+        files: Those of the run that is to be judged.
+        earlier: Those of earlier runs in the same folders, which are left out.
+        broken: What cannot be read, and why.
+        meta: By file, what it says of its process.
+    """
+
+    files: list[Path]
+    earlier: list[Path]
+    broken: dict[Path, str]
+    meta: dict[Path, dict[str, str]]
+
+
+Meant = Iterable[str | Path] | Found
+Progress = Callable[[int, int], None]  # recordings that are done, of how many
+
+
+def find(paths: Meant) -> Found:
+    """The recordings that are meant: files, and in folders those of the latest run.
+
+    Each is opened once. One that cannot be read does not hide the others.
+
+    Raises:
+        InputError: None can be read, or they are of several runs.
+    """
+    if isinstance(paths, Found):
+        return paths
+    named: list[Path] = []
+    heads: list[_Head] = []
+    broken: dict[Path, str] = {}
+    earlier: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            out += _runs(_all_in(path))[-1]
+            found = _heads(_all_in(path), broken)
+            runs = _runs(found)
+            heads += runs[-1] if runs else []
+            earlier += [head.path for run in runs[:-1] for head in run]
         elif path.is_file():
-            out.append(path)
+            named.append(path)
         else:
             raise InputError(f"{path} does not exist: give a recording or a folder of them")
+    heads += _heads(named, broken)
+    if not heads:
+        first = next(iter(broken.values()))
+        many = f"none of {len(broken):,} recordings can be read: " if len(broken) > 1 else ""
+        raise InputError(f"{many}{first}")
+    _check_that_they_are_one_run(_runs(heads))
+    meta = {head.path: head.meta for head in heads}
+    return Found(list(meta), earlier, broken, meta)
+
+
+def _heads(files: Iterable[Path], broken: dict[Path, str]) -> list[_Head]:
+    out = []
+    for path in files:
+        try:
+            out.append(_head(path))
+        except InputError as error:
+            broken[path] = str(error)
     return out
 
 
-def earlier_in(paths: Iterable[str | Path]) -> list[Path]:
+def _check_that_they_are_one_run(runs: list[list[_Head]]) -> None:
+    if len(runs) > 1:
+        began = [min(run, key=lambda head: head.began) for run in runs]
+        told = [f"{head.path.name} ({head.meta.get('began', '?')[:19]})" for head in began[-3:]]
+        raise InputError(
+            f"these recordings are of {len(runs)} runs, which began with {', '.join(told)}: "
+            "give those of one"
+        )
+
+
+def files_in(paths: Meant) -> list[Path]:
+    """The recordings that are meant and can be read."""
+    return find(paths).files
+
+
+def earlier_in(paths: Meant) -> list[Path]:
     """The recordings of earlier runs, which :func:`files_in` leaves out."""
-    folders = [path for path in map(Path, paths) if path.is_dir()]
-    return [file for folder in folders for run in _runs(_all_in(folder))[:-1] for file in run]
+    return find(paths).earlier
 
 
 def run_of(recording: Path) -> list[Path]:
     """All recordings of the run that this one is of."""
-    folder = recording.parent
-    return next(run for run in _runs(_all_in(folder)) if recording in run)
+    heads = _heads(_all_in(recording.parent), {})
+    run = next((run for run in _runs(heads) if any(h.path == recording for h in run)), [])
+    return [head.path for head in run] or [recording]
+
+
+def listed(folder: Path) -> list[Path]:
+    """All files in a folder that could be recordings, whatever is in them."""
+    return [*sorted(folder.glob("*.sqlite")), *local.left_behind(folder)]
 
 
 def _all_in(folder: Path) -> list[Path]:
-    found = [*sorted(folder.glob("*.sqlite")), *local.left_behind(folder)]
+    found = listed(folder)
     if not found:
         raise InputError(f"{folder} has no recordings: give a folder that `tenure run` made")
     return found
 
 
-@dataclass
-class _Run:
-    ids: set[str]
+@dataclass(frozen=True)
+class _Head:
+    """What a recording says of its process, and when that began and was last seen."""
+
+    path: Path
+    meta: dict[str, str]
+    began: float
     end: float
-    files: list[Path]
 
 
-def _runs(files: Iterable[Path]) -> list[list[Path]]:
+def _head(path: Path) -> _Head:
+    with opened(path) as connection:
+        meta = dict(connection.execute("SELECT key, value FROM meta"))
+        last = connection.execute("SELECT seconds FROM steps ORDER BY step DESC LIMIT 1").fetchone()
+        began = datetime.fromisoformat(meta["began"]).timestamp() if "began" in meta else 0.0
+        return _Head(path, meta, began, began + (last[0] if last else 0.0))
+
+
+def _runs(heads: Iterable[_Head]) -> list[list[_Head]]:
     """Recordings by the run that they are of, the latest last.
 
     Those of one run say so, unless each was started by a `tenure run` of its own, as torchrun can
     do: but then their times overlap.
     """
-    runs: list[_Run] = []
-    for path, name, began, end in sorted(map(_span, files), key=lambda span: span[2]):
-        same = [run for run in runs if (name and name in run.ids) or began <= run.end]
-        merged = _Run({name}, end, [path])
-        for run in same:
-            merged = _Run(merged.ids | run.ids, max(merged.end, run.end), run.files + merged.files)
-        runs = [*(run for run in runs if run not in same), merged]
-    return [sorted(run.files) for run in runs]
-
-
-def _span(path: Path) -> tuple[Path, str, float, float]:
-    """A recording, its run's id, and when its process began and was last seen."""
-    with opened(path) as connection:
-        meta = dict(connection.execute("SELECT key, value FROM meta WHERE key IN ('began', 'run')"))
-        last = connection.execute("SELECT seconds FROM steps ORDER BY step DESC LIMIT 1").fetchone()
-        began = datetime.fromisoformat(meta["began"]).timestamp() if "began" in meta else 0.0
-        return path, meta.get("run", ""), began, began + (last[0] if last else 0.0)
+    runs: list[list[_Head]] = []
+    ends: list[float] = []
+    for head in sorted(heads, key=lambda head: head.began):
+        name = head.meta.get("run", "")
+        same = [
+            number
+            for number, run in enumerate(runs)
+            if head.began <= ends[number]
+            or (name and any(name == other.meta.get("run") for other in run))
+        ]
+        merged = [other for number in same for other in runs[number]] + [head]
+        end = max([head.end, *(ends[number] for number in same)])
+        runs = [run for number, run in enumerate(runs) if number not in same] + [merged]
+        ends = [at for number, at in enumerate(ends) if number not in same] + [end]
+    return [sorted(run, key=lambda head: head.path) for run in runs]
 
 
 @contextmanager
@@ -116,14 +206,20 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Read-only; the log beside a recording that was cut off is read too, where that can be."""
-    try:
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:
-        # In a folder that cannot be written to, SQLite cannot make the log's index.
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?immutable=1", uri=True)
-    return connection
+    """Read-only; the log beside a recording that was cut off is read too, where that can be.
+
+    Without a log nobody writes it, and with `immutable` SQLite leaves no files of its own there.
+    """
+    file = path.resolve()
+    if file.with_name(f"{file.name}-wal").exists():
+        try:
+            connection = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)
+            connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+        except sqlite3.OperationalError:
+            pass  # in a folder that cannot be written to, SQLite cannot make the log's index
+        else:
+            return connection
+    return sqlite3.connect(f"{file.as_uri()}?immutable=1", uri=True)
 
 
 def _check_schema(path: Path, connection: sqlite3.Connection) -> None:
@@ -142,44 +238,110 @@ def _check_schema(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def document_of(path: Path) -> verdicts.Document:
-    """The verdict on one recording."""
+    """The verdict on one recording. Raises InputError for what cannot be read."""
+    (made,) = _documents({path: _head(path).meta})
+    if isinstance(made, InputError):
+        raise made
+    return made
+
+
+def _documents(meta: Mapping[Path, dict[str, str]]) -> list[verdicts.Document | InputError]:
+    """The verdict on each recording, or what is wrong with it."""
+    cases: dict[Path, tuple[str, bool, set[int], set[int]]] = {}
+    out: dict[Path, verdicts.Document | InputError] = {}
+    for path, told in meta.items():
+        try:
+            accused, bounded = (set(json.loads(told.get(k, "[]"))) for k in ("accused", "bounded"))
+            steps = told.get("unit", "step") == "step"
+            cases[path] = (str(path.resolve()), steps, accused, bounded)
+        except (TypeError, ValueError) as error:
+            out[path] = _damaged(path, error)
+    for path, judged in zip(cases, _judged(list(cases.values())), strict=True):
+        out[path] = _document(path, judged, meta[path])
+    return [out[path] for path in meta]
+
+
+def _document(
+    path: Path, judged: dict[str, Any] | str, meta: Mapping[str, str]
+) -> verdicts.Document | InputError:
+    if isinstance(judged, str):
+        return _damaged(path, judged)
+    try:
+        process = _process(path, meta, judged["last"])
+        wanted = {one["origin"] for one in (*judged["suspects"], *judged["filling"])}
+        origins, holdings = _origins_and_holdings(path, wanted) if wanted else ({}, {})
+        return verdicts.document(judged, origins, holdings, process)
+    except InputError as error:
+        return error
+    except (KeyError, TypeError, ValueError) as error:
+        return _damaged(path, error)
+
+
+def _damaged(path: Path, why: object) -> InputError:
+    return InputError(f"{path} is damaged or no recording: {why}")
+
+
+def _judged(
+    cases: list[tuple[str, bool, set[int], set[int]]],
+) -> list[dict[str, Any] | str]:
+    if _C.can_record():
+        return _C.judge_files(cases, min(_MOST_THREADS, os.cpu_count() or 1))
+    return [_judged_by_python(*case) for case in cases]
+
+
+def _judged_by_python(
+    path: str, steps: bool, accused: set[int], bounded: set[int]
+) -> dict[str, Any] | str:
+    """The same in a build without SQLite."""
+    try:
+        with opened(Path(path)) as connection:
+            connection.row_factory = sqlite3.Row
+            rows = [dict(row) for row in connection.execute("SELECT * FROM steps ORDER BY step")]
+            cuts: dict[int, list[tuple[int, int, int, int]]] = {}
+            for row in connection.execute(
+                "SELECT origin, step, bytes, count, birth_steps FROM cuts ORDER BY origin, step"
+            ):
+                cuts.setdefault(row[0], []).append((row[1], row[2], row[3], row[4]))
+    except InputError as error:
+        return str(error)
+    judged = _C.judge(rows, cuts, steps, accused, bounded)
+    return {**judged, "last": rows[-1]["step"] if rows else 0}
+
+
+def _origins_and_holdings(
+    path: Path, wanted: set[int]
+) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
     with opened(path) as connection:
-        meta = dict(connection.execute("SELECT key, value FROM meta"))
         connection.row_factory = sqlite3.Row
-        rows = [dict(row) for row in connection.execute("SELECT * FROM steps ORDER BY step")]
-        cuts: dict[int, list[tuple[int, int, int, int]]] = {}
-        for row in connection.execute(
-            "SELECT origin, step, bytes, count, birth_steps FROM cuts ORDER BY origin, step"
-        ):
-            cuts.setdefault(row[0], []).append((row[1], row[2], row[3], row[4]))
-        accused, bounded = (set(json.loads(meta.get(key, "[]"))) for key in ("accused", "bounded"))
-        judged = _C.judge(rows, cuts, meta.get("unit", "step") == "step", accused, bounded)
-        wanted = {suspect["origin"] for suspect in judged["suspects"]}
         origins = {
-            row["id"]: dict(row)
+            row["id"]: {**dict(row), "device": _C.device_from_tag(row["device"])}
             for row in connection.execute("SELECT * FROM origins")
             if row["id"] in wanted
         }
         holdings = {
             row["origin"]: json.loads(row["path"])
             for row in connection.execute("SELECT origin, path FROM holdings ORDER BY id")
+            if row["origin"] in wanted
         }
-        for origin in origins.values():
-            origin["device"] = _C.device_from_tag(origin["device"])
-        process = {
-            "rank": int(meta.get("rank", 0)),
-            "host": meta.get("host", ""),
-            "pid": int(meta.get("pid", 0)),
-            "file": path.name,
-            "unit": meta.get("unit", "step"),
-            "cost": float(meta.get("cost", 0)),
-            "left": int(meta["left"]) if meta.get("left") else None,
-            "last": rows[-1]["step"] if rows else 0,
-            "ended": meta.get("ended", ""),
-            "coordinates": json.loads(meta.get("coordinates", "{}")),
-            "cycles": json.loads(meta.get("cycles", "[]")),
-        }
-    return verdicts.document(judged, origins, holdings, process)
+    return origins, holdings
+
+
+def _process(path: Path, meta: Mapping[str, str], last: int) -> dict[str, Any]:
+    return {
+        "rank": int(meta.get("rank", 0)),
+        "host": meta.get("host", ""),
+        "pid": int(meta.get("pid", 0)),
+        "file": path.name,
+        "unit": meta.get("unit", "step"),
+        "level": meta.get("level", "trace"),
+        "cost": float(meta.get("cost", 0)),
+        "left": int(meta["left"]) if meta.get("left") else None,
+        "last": last,
+        "ended": meta.get("ended", ""),
+        "coordinates": json.loads(meta.get("coordinates", "{}")),
+        "gpu": meta.get("gpu", ""),
+        "cycles": json.loads(meta.get("cycles", "[]")),
+    }
 
 
 def has_ended(path: Path) -> bool:
@@ -188,20 +350,48 @@ def has_ended(path: Path) -> bool:
         return connection.execute("SELECT 1 FROM meta WHERE key='ended'").fetchone() is not None
 
 
-def judge(paths: Iterable[str | Path]) -> verdicts.Document:
-    """The verdict on all recordings that are meant."""
-    return verdicts.merged([document_of(path) for path in files_in(paths)])
+def documents(
+    paths: Meant, progress: Progress | None = None
+) -> tuple[dict[Path, verdicts.Document], dict[Path, str]]:
+    """The verdict on each recording that is meant, and why others cannot be read.
+
+    Args:
+        paths: Folders and files, or what :func:`find` found.
+        progress: Called now and then with how many recordings are judged, of how many.
+    """
+    found = find(paths)
+    out: dict[Path, verdicts.Document] = {}
+    broken = dict(found.broken)
+    for at in range(0, len(found.files), _AT_ONCE):
+        some = found.files[at : at + _AT_ONCE]
+        for path, made in zip(some, _documents({p: found.meta[p] for p in some}), strict=True):
+            if isinstance(made, InputError):
+                broken[path] = str(made)
+            else:
+                out[path] = made
+        if progress is not None:
+            progress(at + len(some), len(found.files))
+    if not out:
+        raise InputError(next(iter(broken.values())))
+    return out, broken
 
 
-def peak_of(paths: Iterable[str | Path]) -> tuple[int, Any]:
+def judge(paths: Meant, progress: Progress | None = None) -> verdicts.Document:
+    """The verdict on all recordings that are meant, without those that cannot be read."""
+    found, broken = documents(paths, progress)
+    verdict = verdicts.merged(list(found.values()))
+    left_out = [{"file": path.name, "why": why} for path, why in broken.items()]
+    return {**verdict, "left_out": left_out}
+
+
+def peak_of(paths: Meant) -> tuple[int, Any]:
     """The highest peak of any process: bytes, and its rank."""
     best: tuple[int, Any] = (0, 0)
-    for path in files_in(paths):
-        with opened(path) as connection:
+    found = find(paths)
+    for path in found.files:
+        with suppress(InputError), opened(path) as connection:  # the verdict says what is broken
             row = connection.execute(
                 "SELECT max(max(peak, coalesce(device_allocated, 0))) FROM steps"
             )
-            peak = row.fetchone()[0] or 0
-            rank = connection.execute("SELECT value FROM meta WHERE key='rank'").fetchone()
-            best = max(best, (int(peak), rank[0] if rank else 0))
+            best = max(best, (int(row.fetchone()[0] or 0), found.meta[path].get("rank", 0)))
     return best

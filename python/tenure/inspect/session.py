@@ -22,8 +22,8 @@ from tenure import _C
 from tenure._build import VERSION
 from tenure.clock import follow_optimizers
 from tenure.errors import InputError, TenureError
-from tenure.inspect import constructors, devices, local, verdicts
-from tenure.inspect.coordinates import found_coordinates
+from tenure.inspect import constructors, crowd, devices, local, verdicts
+from tenure.inspect.coordinates import found_coordinates, found_gpu
 from tenure.inspect.kinds import marked_tensors
 from tenure.inspect.modules import name_modules
 from tenure.inspect.options import VARIABLE, Options, rank_of, recording_names, say
@@ -38,6 +38,8 @@ _MIND_COST_AFTER = 60.0  # seconds
 _MOST_CYCLES = 16  # kinds that are written down
 _MOST_SUSPECTS = 32  # whose holders are looked at
 _LOOK_AGAIN = 0.1  # of the time may have gone to looking before it is done again
+_SEARCH_AGAIN = 0.005  # of the time may have gone to coordinates before they are searched again
+_FREE_SEARCHES = 8  # of a program that has steps, while none are found
 _BEGINNING = 30.0  # seconds
 _MAIN_WAITS = 2.0  # seconds without a bytecode of the main thread
 _INTERVAL = 0.01  # seconds, at first; later a hundredth of the time so far
@@ -68,12 +70,17 @@ class Session:
         self.pid = os.getpid()
         self._began = time.monotonic()
         self.recording = self._recording_path()
-        self._watch = self._start(options)
+        first = crowd.at_first(options)
+        self._level = first.level
+        self._crowd = crowd.Crowd(options) if crowd.chooses(options) else None
+        self._watch = self._start(first)
         self._stopped = False
         self._holdings: dict[int, dict[str, Any]] = {}
         self._cycles: list[dict[str, Any]] = []
         self._looked_at: dict[int, int] = {}  # origin: bytes when it was last looked at
         self._coordinates: dict[str, int] = {}
+        self._searching, self._searches = 0.0, 0  # seconds and times that it took to find them
+        self._considered = False  # whether this rank is traced
         self._doubted: set[int] = set()
         self._asked: float | None = None  # when the main thread was asked to judge
         self._postponed = False  # judging, because of what other threads do
@@ -88,9 +95,8 @@ class Session:
         self._steps_seen = 0
         self._judging = threading.Lock()
         try:
-            if options.level != "count" and _C.any_tensor():
-                with _C.References([]) as references:
-                    references.adopt()
+            if first.level != "count" and _C.any_tensor():
+                _adopt()
         except BaseException:
             del self._watch  # the exception may keep the rest
             raise
@@ -147,8 +153,18 @@ class Session:
 
     def _place(self) -> dict[str, int]:
         """Coordinates in the job; what was known before its groups were destroyed stays known."""
-        self._coordinates = found_coordinates() or self._coordinates
+        began = time.perf_counter()
+        steps = self._unit == "step"
+        free = steps and not self._coordinates and self._searches < _FREE_SEARCHES
+        if free or self._searching <= _SEARCH_AGAIN * (time.monotonic() - self._began):
+            self._coordinates = found_coordinates() or self._coordinates
+            self._searching += time.perf_counter() - began
+            self._searches += steps
         return self._coordinates
+
+    def _put_place(self) -> None:
+        self._watch.put("coordinates", _json_text(self._place()))
+        self._watch.put("gpu", found_gpu())
 
     def _document(self, judged: dict[str, Any]) -> verdicts.Document:
         origins = {s["origin"]: _origin(s["origin"]) for s in judged["suspects"]}
@@ -158,10 +174,12 @@ class Session:
             "pid": self.pid,
             "file": self.recording.name if self.recording else "",
             "unit": self._unit,
+            "level": self._level,
             "cost": self._watch.cost(),
             "left": _bytes_left(),
             "last": self._last_step,
             "coordinates": self._place(),
+            "gpu": found_gpu(),
             "cycles": self._cycles,
         }
         return verdicts.document(judged, origins, self._holdings, process)
@@ -187,7 +205,7 @@ class Session:
             name_modules()
         self._mark_kinds()
         verdict = self.verdict()
-        self._watch.put("coordinates", _json_text(verdict["ranks"][0]["coordinates"]))
+        self._put_place()
         self._watch.put("cost", f"{self._watch.cost():.5f}")
         self._watch.put("ended", "yes")
         broken = self._watch.broken()
@@ -197,6 +215,8 @@ class Session:
         if self.recording is not None and not broken:
             self.recording = local.send(self.recording, self.options)
         self._turn.end()
+        if self._crowd is not None:
+            self._crowd.end()
         if silently and self.recording is not None:
             return
         conclude(verdict, self._for_files(verdict), self.recording, self.options)
@@ -212,7 +232,12 @@ class Session:
         self._steps_seen += 1
         if self._steps_seen.bit_count() == 1:  # at each doubling, for a little in all
             self._mark_kinds()
-        if self._watch.due() or self._postponed:
+        due = self._watch.due() or self._postponed
+        if self._crowd is not None and self._level == "count":
+            called = self._crowd.called
+            if called or due or not self._considered:
+                self._considered = self._consider(called)
+        if due:
             self._judge()
 
     def _mark_kinds(self) -> None:
@@ -272,7 +297,9 @@ class Session:
             self._watch.put("cost", f"{self._watch.cost():.5f}")
             left = _bytes_left()
             self._watch.put("left", str(left) if left is not None else "")
-            self._watch.put("coordinates", _json_text(self._place()))
+            self._put_place()
+            if self._crowd is not None and self._unit == "step" and verdict["seconds_per_step"]:
+                self._crowd.leave(self._last_step, crowd.growth_in(verdict), self._place())
         except TenureError as error:
             self._watch.note("error", str(error))
         finally:
@@ -365,6 +392,26 @@ class Session:
             return
         self._told = kind
         say(verdicts.first_screen(self._document(judged)))
+
+    def _consider(self, why: str) -> bool:
+        """Goes up to tracing if this rank is the lowest of its stage, or stands out.
+
+        Returns whether that is decided for now; otherwise the next step decides it.
+        """
+        if not why and not crowd.represents(self._place()):
+            return True
+        if in_backward_elsewhere():
+            return False
+        began = time.perf_counter()
+        why = why or "it is the lowest rank of its stage"
+        self._level = self.options.level
+        self._watch.step_up(self._level, self.options.cap)
+        with contextlib.suppress(TenureError):
+            _adopt()
+        self._watch.spend(time.perf_counter() - began)
+        self._watch.put("level", self._level)
+        self._watch.note("stepped up", f"{why}: from now on each storage is traced")
+        return True
 
     def _mind_cost(self) -> None:
         """Steps down to counting if watching takes more time or memory than it may."""
@@ -464,6 +511,12 @@ def watch_from_environment() -> None:
     global _session
     if _session is None and os.environ.get(VARIABLE):
         _session = Session(_from_environment())
+
+
+def _adopt() -> None:
+    """Makes all storages that are alive known one by one."""
+    with _C.References([]) as references:
+        references.adopt()
 
 
 def _install_frames() -> None:

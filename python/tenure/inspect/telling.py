@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tenure.errors import TenureError
 from tenure.inspect import local, recordings, verdicts
-from tenure.inspect.options import Options, rank_of, say
+from tenure.inspect.options import Options, rank_of, say, world_of
 
 __all__ = ["Turn", "conclude"]
 
@@ -67,6 +67,8 @@ def conclude(
     if recording is None:
         job = written
         _write_json(options, job)
+    elif _is_one_of_many(mine, recording, options):
+        return
     else:
         _wait_for_ranks(recording)
         with local.alone_in(Path(options.out)):
@@ -78,6 +80,14 @@ def conclude(
     if recording is not None and job["verdict"] in {"leak", "growth"}:
         folder = verdicts.shown_path(options.out)
         say(f"recorded in {folder}: `tenure why {folder}` says more")
+
+
+def _is_one_of_many(mine: verdicts.Document, recording: Path, options: Options) -> bool:
+    """Whether rank 0 says it for this process: thousands that read thousands would take hours."""
+    if world_of() > options.many:
+        return rank_of() != 0
+    launched = mine["ranks"][0].get("unit") != "step"
+    return launched and len(recordings.listed(recording.parent)) > 2 * options.many
 
 
 def _only_started_others(mine: verdicts.Document, job: verdicts.Document) -> bool:
@@ -92,14 +102,24 @@ def _wait_for_ranks(recording: Path) -> None:
         return
     wanted = int(os.environ.get("LOCAL_WORLD_SIZE", ranks) or ranks)
     until = time.monotonic() + _OTHERS
+    listed: list[Path] = []
+    here: set[Path] = set()
+    ended: set[Path] = set()
     while time.monotonic() < until:
-        try:
-            ended = sum(map(recordings.has_ended, recordings.run_of(recording)))
-        except TenureError:  # one that is being made
-            ended = 0
-        if ended >= wanted:
+        with contextlib.suppress(TenureError):  # one that is being made
+            now = recordings.listed(recording.parent)
+            if now != listed:
+                run = recordings.run_of(recording)
+                here = {path for path in run if _host_in(path) == _host_in(recording)}
+                listed = now
+            ended |= {path for path in here - ended if recordings.has_ended(path)}
+        if len(ended) >= wanted:
             return
         time.sleep(0.1)
+
+
+def _host_in(recording: Path) -> str:
+    return recording.name.rsplit("-", 3)[0]
 
 
 def _of_run(recording: Path, mine: verdicts.Document) -> verdicts.Document:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
+
+from tenure.inspect.counted import counted_groups, ranks_like
+from tenure.inspect.places import numbers, where
 
 __all__ = [
     "SCHEMA",
@@ -22,6 +26,8 @@ __all__ = [
 SCHEMA = 1
 _ORDER = ("leak", "growth", "flat", "too-short")  # the worst first
 _SHORT = {"held": "held storages"}
+_MOST_GROUPS = 3  # of suspects on the first screen
+_MOST_LINES = 8  # where they are of different ranks
 
 Document = dict[str, Any]
 
@@ -90,6 +96,8 @@ def document(
         "split": split,
         "ranks": [rank],
         "suspects": _by_holder(suspects),
+        "counted": [],
+        "left_out": [],
     }
 
 
@@ -134,13 +142,16 @@ def merged(documents: Sequence[Document]) -> Document:
     ran = _that_train(_one_a_process([d for d in documents if d["steps"] > 0] or list(documents)))
     worst = min(ran, key=lambda d: _ORDER.index(d["verdict"]))
     suspects = [suspect for d in ran for suspect in d["suspects"]]
+    ranks = sorted((d["ranks"][0] for d in ran), key=lambda rank: (rank["rank"], rank["pid"]))
     return {
         "schema": SCHEMA,
         "verdict": worst["verdict"],
         "steps": max(d["steps"] for d in ran),
         "split": worst["split"],
-        "ranks": sorted((d["ranks"][0] for d in ran), key=lambda rank: (rank["rank"], rank["pid"])),
+        "ranks": ranks,
         "suspects": _by_holder(suspects),
+        "counted": counted_groups(ranks),
+        "left_out": [],
     }
 
 
@@ -155,10 +166,11 @@ def _one_a_process(documents: list[Document]) -> list[Document]:
 
 def _that_train(documents: list[Document]) -> list[Document]:
     """Without launchers and helpers: processes that announce no steps beside some that do."""
-    train = [d for d in documents if d["ranks"][0].get("unit", "step") == "step"]
-    if not train:
+    train = [d["ranks"][0].get("unit", "step") == "step" for d in documents]
+    if not any(train):
         return documents
-    return [d for d in documents if d in train or d["verdict"] in {"leak", "growth"}]
+    pairs = zip(documents, train, strict=True)
+    return [d for d, trains in pairs if trains or d["verdict"] in {"leak", "growth"}]
 
 
 def first_screen(verdict: Document, *, limit_bytes: float | None = None) -> str:
@@ -170,7 +182,7 @@ def first_screen(verdict: Document, *, limit_bytes: float | None = None) -> str:
         lines = [
             f"{kind.upper().replace('-', ' ')} over {verdict['steps']:,} {unit}s: {rank['why']}"
         ]
-        return "\n".join([*lines, _ranks_line(verdict)])
+        return "\n".join([*lines, *_left_out_lines(verdict), _ranks_line(verdict)])
     lines = [
         f"{kind.upper()} {_mb(rank['bytes_per_step'])}/{unit} since {unit} {rank['since']:,}"
         + _end(rank, unit, limit_bytes),
@@ -180,11 +192,50 @@ def first_screen(verdict: Document, *, limit_bytes: float | None = None) -> str:
         lines.append(rank["why"])
         if rank.get("filling"):
             lines.append(f"  held by {_path_line(rank['filling'][::-1])}")
-    for group in grouped(verdict["suspects"])[:3]:
-        lines += suspect_lines(group, verdict["ranks"])
+    counted = verdict.get("counted", [])
+    for group in _shown(grouped(verdict["suspects"])):
+        lines += suspect_lines(group, verdict["ranks"], counted)
     if kind == "leak" and not verdict["suspects"]:
         lines.append("who holds them was not recorded: run again with --level trace")
-    return "\n".join([*lines, _ranks_line(verdict)])
+    lines += _counted_lines(counted, verdict["ranks"])
+    return "\n".join([*lines, *_left_out_lines(verdict), _ranks_line(verdict)])
+
+
+def _shown(groups: list[list[Document]]) -> list[list[Document]]:
+    """Those that grow most, and before them whatever grows on ranks that have no other line."""
+    seen: set[int] = set()
+    own = []
+    for group in groups:
+        ranks = {suspect["rank"] for suspect in group}
+        own.append(not ranks <= seen)
+        seen |= ranks
+    chosen = sorted(range(len(groups)), key=lambda at: (not own[at], at))
+    most = max(_MOST_GROUPS, min(sum(own), _MOST_LINES))
+    return [groups[at] for at in sorted(chosen[:most])]
+
+
+def _counted_lines(counted: Sequence[Document], ranks: Sequence[Document]) -> list[str]:
+    """Of ranks that grow as none does that was traced."""
+    alone = [group for group in counted if group["like"] is None]
+    alone.sort(key=lambda group: -group["bytes_per_step"])
+    lines = []
+    for group in alone[:_MOST_LINES]:
+        mine = set(group["ranks"])
+        some = [rank for rank in ranks if rank["rank"] in mine]
+        each = " each" if len(some) > 1 else ""
+        growth = f"{_mb(group['bytes_per_step'])}/{ranks[0].get('unit', 'step')}{each}"
+        again = f"run again with --ranks {group['ranks'][0]} to see who holds it"
+        lines.append(f"{growth} on {where(some, ranks)}, only counted: {again}")
+    if len(alone) > _MOST_LINES:
+        lines.append(f"… and {_many(len(alone) - _MOST_LINES, 'more group')} of ranks")
+    return lines
+
+
+def _left_out_lines(verdict: Document) -> list[str]:
+    left_out = verdict.get("left_out", [])
+    lines = [f"left out: {one['why']}" for one in left_out[:_MOST_GROUPS]]
+    more = len(left_out) - len(lines)
+    return [*lines, f"left out: {_many(more, 'more recording')}"] if more else lines
 
 
 def _spokesman(verdict: Document) -> Document:
@@ -237,7 +288,9 @@ def grouped(suspects: Sequence[Document]) -> list[list[Document]]:
     return list(seen.values())
 
 
-def suspect_lines(group: list[Document], ranks: Sequence[Document]) -> list[str]:
+def suspect_lines(
+    group: list[Document], ranks: Sequence[Document], counted: Sequence[Document] = ()
+) -> list[str]:
     """What the first screen says of storages that the same thing holds."""
     first = group[0]
     mine = [suspect for suspect in group if suspect["rank"] == first["rank"]]
@@ -246,13 +299,17 @@ def suspect_lines(group: list[Document], ranks: Sequence[Document]) -> list[str]
     made = by + (f" in {first['module']}" if first["module"] else "")
     more = f" and {_many(len(mine) - 1, 'more place')}" if len(mine) > 1 else ""
     growth = _mb(sum(s["bytes_per_step"] for s in mine))
-    where = f"{site_text(first)}{more}"
+    line = f"{site_text(first)}{more}"
     held_on = {suspect["rank"] for suspect in group}
-    on = (
-        f" on {_where([r for r in ranks if r['rank'] in held_on], ranks)}" if len(ranks) > 1 else ""
-    )
+    like = ranks_like(held_on, counted) - held_on
+    on = where([r for r in ranks if r["rank"] in held_on | like], ranks)
+    on = f" on {on}" if len(ranks) > 1 else ""
     unit = ranks[0].get("unit", "step")
-    lines = [f"{_many(count, 'storage')}, {growth}/{unit}, made{made} at {where}{on}"]
+    lines = [f"{_many(count, 'storage')}, {growth}/{unit}, made{made} at {line}{on}"]
+    if like:
+        others = f"other {len(like):,} were" if len(like) > 1 else "other was"
+        traced = numbers(sorted(held_on))
+        lines.append(f"  seen on {traced}; the {others} only counted and grew as much")
     if not first.get("looked", True):
         lines.append("  they came too late to look at who holds them: run for some more steps")
     elif not first["holders"]:
@@ -294,49 +351,16 @@ def _ranks_line(verdict: Document) -> str:
     told = f"watching cost {100 * cost:.1f} %"
     if len(ranks) == 1:
         return told
-    same = [r for r in ranks if r["verdict"] == verdict["verdict"]]
-    others = {r["verdict"] for r in ranks} - {verdict["verdict"]}
+    said = {r["rank"] for r in ranks if r["verdict"] == verdict["verdict"]}
+    like = ranks_like(said, verdict.get("counted", []))
+    alike = [r["verdict"] == verdict["verdict"] or r["rank"] in like for r in ranks]
+    others = {r["verdict"] for r, is_alike in zip(ranks, alike, strict=True) if not is_alike}
     rest = f"; others {', '.join(sorted(others))}" if others else ""
-    return f"on {_where(same, ranks, f' of {len(ranks)}')}{rest} · {told}"
-
-
-def _where(some: Sequence[Document], ranks: Sequence[Document], total: str = "") -> str:
-    """``ranks 0-3, all stage 0``: which ones, and what sets them apart from the others."""
-    numbers = sorted({rank["rank"] for rank in some})
-    names = "rank" if len(numbers) == 1 else "ranks"
-    out = f"{names} {_spans(numbers)}{total}"
-    common = _common(some)
-    rest = [rank for rank in ranks if rank["rank"] not in numbers]
-    telling = [
-        f"{name} {value}"
-        for name, value in common.items()
-        if any(_place_of(rank).get(name) != value for rank in rest)
-    ]
-    return out + (f", {'all ' if len(numbers) > 1 else ''}{', '.join(telling)}" if telling else "")
-
-
-def _place_of(rank: Document) -> dict[str, Any]:
-    return {**rank.get("coordinates", {}), "host": rank.get("host", "")}
-
-
-def _common(ranks: Sequence[Document]) -> dict[str, Any]:
-    places = [_place_of(rank) for rank in ranks]
-    return {
-        name: value
-        for name, value in (places[0] if places else {}).items()
-        if all(place.get(name) == value for place in places)
-    }
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """``0-3, 7``."""
-    out: list[list[int]] = []
-    for number in numbers:
-        if out and number == out[-1][1] + 1:
-            out[-1][1] = number
-        else:
-            out.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
+    on = where(list(compress(ranks, alike)), ranks, f" of {len(ranks):,}")
+    counted = sum(r.get("level") == "count" for r in ranks)
+    if 0 < counted < len(ranks):
+        told = f"{_many(counted, 'rank')} only counted · {told}"
+    return f"on {on}{rest} · {told}"
 
 
 def _many(count: int, what: str) -> str:

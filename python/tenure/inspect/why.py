@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ __all__ = ["CODES", "why_all", "why_one"]
 CODES = {"flat": 0, "leak": 1, "growth": 1, "too-short": 3}
 
 
-def why_all(paths: Sequence[str | Path], most: int = 5) -> str:
-    """Every suspect with all the ways in which it is held."""
-    verdict = recordings.judge(paths)
+def why_all(verdict: verdicts.Document, most: int = 5) -> str:
+    """Every suspect of a verdict with all the ways in which it is held."""
     out = [verdicts.first_screen(verdict)]
     for number, suspect in enumerate(verdict["suspects"][:most], 1):
         out += ["", *_suspect(number, suspect)]
@@ -69,7 +67,7 @@ def _cycles(rank: dict[str, Any]) -> list[str]:
     return lines
 
 
-def why_one(paths: Sequence[str | Path], storage: int) -> str:
+def why_one(paths: recordings.Meant, storage: int) -> str:
     """One storage, by the id that recordings and verdicts give it."""
     for path in recordings.files_in(paths):
         with recordings.opened(path) as connection:

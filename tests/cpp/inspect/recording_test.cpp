@@ -316,6 +316,42 @@ TEST_F(RecordingTest, OfTheCourseOfThingsTheOlderHalfIsMadeCoarser) {
   EXPECT_EQ(read("SELECT count(*) FROM cuts WHERE step > 1990"), "180");
 }
 
+TEST_F(RecordingTest, ASmallCapIsThatOfTheFileWithItsLog) {
+  constexpr uint64_t kCap = 256'000;
+  {
+    auto writes = recording(kCap);
+    for (uint64_t batch = 0; batch < 100; ++batch) {
+      writes.begin();
+      for (uint64_t step = 0; step < 500; ++step) {
+        auto row = row_of(500 * batch + step);
+        row.held = row.peak = row.rss = int64_t{1} << 40;
+        row.heap = row.heap_free = row.device_used = row.device_reserved = int64_t{1} << 40;
+        writes.add(row);
+      }
+      writes.commit();
+    }
+  }
+  EXPECT_EQ(files().size(), 1);
+  EXPECT_LE(size(), static_cast<int64_t>(kCap));
+  EXPECT_EQ(read("SELECT min(step), max(step) FROM steps"), "0|49999");
+  EXPECT_GT(std::stoi(read("SELECT count(*) FROM steps")), 500);
+}
+
+TEST_F(RecordingTest, ACapThatIsRaisedLeavesRoom) {
+  {
+    auto writes = recording(256'000);
+    writes.begin();
+    writes.add(row_of(1));
+    writes.commit();
+    writes.raise_cap(kRoomy);
+    writes.begin();
+    writes.add(dead(1, 30'000));
+    writes.commit();
+  }
+  EXPECT_EQ(read("SELECT count(*) FROM storages"), "30000");
+  EXPECT_EQ(read("SELECT value FROM meta WHERE key = 'thinned'"), "");
+}
+
 TEST_F(RecordingTest, BelowItsCapNothingIsThinned) {
   {
     auto writes = recording();

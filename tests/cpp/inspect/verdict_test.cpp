@@ -402,6 +402,27 @@ TEST(Verdict, RowsThatStandForSeveralStepsGiveThePaceOfOne) {
   EXPECT_NEAR(verdict.seconds_per_step, 1, 0.01);
 }
 
+TEST(Verdict, ThinnedRowsGiveThePaceOfAll) {
+  auto run = history_of(8000, [](History&, StepRow& row, int64_t i) {
+    row.held += 65'536 * i;
+    row.rss += 65'536 * i;
+  });
+  run.cuts.clear();
+  while (run.rows.size() > 1500) {  // as a recording at its cap does
+    std::vector<StepRow> kept;
+    for (size_t i = 0; i < run.rows.size(); ++i) {
+      if (i % 2 == 0 || i > run.rows.size() / 2) {
+        kept.push_back(run.rows[i]);
+      }
+    }
+    run.rows = kept;
+  }
+  const auto verdict = run.verdict();
+  EXPECT_EQ(verdict.judgement, Judgement::growth);
+  EXPECT_NEAR(verdict.per_step, 65'536, 700);
+  EXPECT_LT(verdict.since, 300);
+}
+
 TEST(Verdict, CutsNowAndThenAreEnough) {
   auto run = history_of(200, [](History& r, StepRow&, int64_t i) {
     keep(r, OriginId{7}, (i + 1) * kMB, i + 1, i + 1);

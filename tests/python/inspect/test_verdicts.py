@@ -71,6 +71,62 @@ def test_one_rank() -> None:
     assert "on rank 6 of 8, stage 1, dp 2, host b; others flat" in screen
 
 
+def counted(number: int, growth: int, **place: int) -> verdicts.Document:
+    """The verdict of a process whose bytes were only counted."""
+    out = rank_of(number, "growth" if growth else "flat", **place)
+    told = {"level": "count", "bytes_per_step": growth, "split": {"held": growth}}
+    return {**out, "ranks": [out["ranks"][0] | told]}
+
+
+def test_counted_ranks_that_grow_as_a_traced_one_are_on_its_line() -> None:
+    some = [rank_of(0, "leak", stage=0)]
+    some += [counted(n, 1_100_000, stage=0) for n in (1, 2, 3)]
+    some += [counted(n, 0, stage=1) for n in (4, 5, 6, 7)]
+    verdict = verdicts.merged(some)
+    screen = verdicts.first_screen(verdict)
+    assert "at train.py:41 main on ranks 0-3, all stage 0, host a" in screen
+    assert "seen on rank 0; the other 3 were only counted and grew as much" in screen
+    assert "on ranks 0-3 of 8, all stage 0, host a; others flat · 7 ranks only counted" in screen
+    assert verdict["counted"] == [{"ranks": [1, 2, 3], "bytes_per_step": 1_100_000, "like": 0}]
+
+
+def test_a_counted_rank_that_grows_by_itself_has_a_line() -> None:
+    some = [rank_of(0, "leak", stage=0), *(counted(n, 0, stage=n // 4) for n in range(1, 7))]
+    screen = verdicts.first_screen(verdicts.merged([*some, counted(7, 3_100_000, stage=1)]))
+    assert "+3.1 MB/step on rank 7, stage 1" in screen
+    assert "only counted: run again with --ranks 7 to see who holds it" in screen
+
+
+def test_another_rank_is_not_hidden_by_several_suspects_of_one() -> None:
+    def holding(number: int, name: str, growth: int) -> dict[str, Any]:
+        suspect: dict[str, Any] = rank_of(number, "leak")["suspects"][0]
+        path = [{"kind": "local", "text": f"{name} (local of main)", "leak": True}]
+        return {**suspect, "rank": number, "holders": [path], "bytes_per_step": growth}
+
+    first, second = rank_of(0, "leak"), rank_of(1, "leak")
+    first["suspects"] = [holding(0, name, 9_000_000) for name in ("a", "b", "c", "d")]
+    second["suspects"] = [holding(1, "mine", 10_000)]
+    screen = verdicts.first_screen(verdicts.merged([first, second]))
+    assert "mine (local of main)" in screen
+    assert screen.count("held by") == 3
+
+
+def test_hosts_and_gpus_that_tell_something() -> None:
+    some = [rank_of(n, "leak" if n % 2 else "flat", dp=n) for n in range(32)]
+    for one in some:
+        rank = one["ranks"][0]
+        rank["host"], rank["gpu"] = f"node{rank['rank'] // 2:02}", str(rank["rank"] % 2)
+    assert (
+        "on ranks 1, 3, 5, 7, 9, 11, 13 … 31 (16 ranks) of 32, all GPU 1; others flat"
+    ) in verdicts.first_screen(verdicts.merged(some))
+    some = [rank_of(n, "leak" if n < 6 else "flat") for n in range(32)]
+    for one in some:
+        one["ranks"][0]["host"] = f"node{one['ranks'][0]['rank'] // 2:02}"
+    assert "on ranks 0-5 of 32, on 3 hosts, node00 … node02" in verdicts.first_screen(
+        verdicts.merged(some)
+    )
+
+
 def test_coordinates_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinates, "_given", {})
     tenure.coordinates(stage=2, dp=0)
