@@ -252,6 +252,7 @@ void bind_inspect(py::module_& m) {
         py::arg("accused"), py::arg("bounded"));
   m.def("alive_of", &alive_of, py::arg("origins"));
   m.def("alive_storages", &alive_storages, py::call_guard<py::gil_scoped_release>());
+  m.def("held_bytes", [] { return observer().births().flow().bytes; });
   m.def("observer_bytes", [] { return observer().births().footprint(); });
   m.def(
       "device_born",

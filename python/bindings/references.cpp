@@ -53,6 +53,16 @@ class References {
     return out;
   }
 
+  // Bytes of the storages that were found, by where they are.
+  std::map<std::string, uint64_t> bytes_by_device() const {
+    std::map<std::string, uint64_t> out;
+    for (const auto node : all().storages()) {
+      const auto& storage = all().storage(node);
+      out[storage.device().str()] += bytes_of(storage);
+    }
+    return out;
+  }
+
   // Storages that were there before watching began are watched from now on.
   size_t adopt() const {
     size_t adopted = 0;
@@ -230,6 +240,7 @@ void bind_references(py::module_& m) {
       .def_property_readonly("size", &References::size)
       .def_property_readonly("references", &References::references)
       .def("storages", &References::storages)
+      .def("bytes_by_device", &References::bytes_by_device)
       .def("adopt", &References::adopt)
       .def("find_foreign", &References::find_foreign)
       .def("counts", &References::counts, py::arg("node"))
