@@ -25,7 +25,7 @@ from tenure.errors import InputError, TenureError
 from tenure.inspect import constructors, devices, local, verdicts
 from tenure.inspect.coordinates import found_coordinates
 from tenure.inspect.modules import name_modules
-from tenure.inspect.options import VARIABLE, Options, rank_of, recording_names, say
+from tenure.inspect.options import AGENT, VARIABLE, Options, rank_of, recording_names, say
 from tenure.inspect.redact import redactor, without_names
 from tenure.inspect.source import library_folders
 from tenure.inspect.suspects import are_kept, in_backward_elsewhere, look
@@ -179,8 +179,7 @@ class Session:
         constructors.unwatch()
         self._optimizers.remove()
         self._steps.end()
-        if devices.history is not None:
-            devices.history.stop()
+        devices.unwatch()
         with contextlib.suppress(TenureError):
             name_modules()
         verdict = self.verdict()
@@ -438,6 +437,12 @@ def _resume() -> None:
         watch_from_environment()
 
 
+def stand_in(session: Session | None) -> None:
+    """Makes this the one that gives way when the program watches itself; None: it has ended."""
+    global _session
+    _session = session
+
+
 def _from_environment() -> Options:
     return Options.parse(os.environ.get(VARIABLE, ""))
 
@@ -445,7 +450,7 @@ def _from_environment() -> Options:
 def watch_from_environment() -> None:
     """Watches this process as the variable ``TENURE`` says; the start-up hook calls it."""
     global _session
-    if _session is None and os.environ.get(VARIABLE):
+    if _session is None and os.environ.get(VARIABLE, AGENT) not in {"", AGENT}:
         _session = Session(_from_environment())
 
 

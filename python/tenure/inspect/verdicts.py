@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SCHEMA", "document", "first_screen", "merged", "path_from_root", "site_text"]
+__all__ = ["CODES", "SCHEMA", "document", "first_screen", "merged", "path_from_root", "site_text"]
 
 SCHEMA = 1
+CODES = {"flat": 0, "leak": 1, "growth": 1, "too-short": 3}  # exit statuses
 _ORDER = ("leak", "growth", "flat", "too-short")  # the worst first
 _SHORT = {"held": "held storages"}
 

@@ -1,0 +1,246 @@
+"""What the agent does once someone has attached: one look, or watching until they leave.
+
+All of it runs on the agent's thread but for what needs a safe moment (``moments``).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tenure import _C
+from tenure.inspect import looking, session, verdicts
+from tenure.inspect.agent import Agent, AgentError, Line
+from tenure.inspect.moments import Job, MainThread, in_backward
+from tenure.inspect.options import Options, say_to
+from tenure.inspect.redact import redactor, without_names
+
+__all__ = ["do"]
+
+_ANOTHER_WAY = 2.0  # seconds without a bytecode of the main thread
+_NEWS = 1.0  # seconds between two of what the client is told at least
+_SHARE = 0.01  # of the time may go to judging for the status
+_LAST_WORDS = 5.0  # seconds that a program's end waits for the client to be told
+
+
+def do(agent: Agent, line: Line, asked: dict[str, Any]) -> None:
+    """What the client asked for.
+
+    Raises:
+        AgentError: It cannot be done.
+        EOFError, OSError: The client has left; nothing is watched any more.
+    """
+    try:
+        options = Options.parse(str(asked.get("options", "")))
+        patience = float(asked.get("patience", 0.0))
+    except (TypeError, ValueError) as error:
+        raise AgentError(f"{error}") from None
+    errand = _Errand(agent, line, patience)
+    if asked["ask"] == "look":
+        _look(errand, options)
+    else:
+        _watch(errand, replace(options, quiet=True, json=""))
+
+
+class _Errand:
+    """One client's."""
+
+    def __init__(self, agent: Agent, line: Line, patience: float) -> None:
+        self.agent = agent
+        self.line = line
+        self._patience = patience
+
+    def at_a_safe_moment(self, work: Callable[[], None]) -> float:
+        """Has it done and returns the seconds that the program stood still."""
+        job = Job(work)
+        main = MainThread()
+        began = told = time.monotonic()
+        pause = 0.001
+        try:
+            while not job.done.wait(pause):
+                now = time.monotonic()
+                job.post()
+                if now - began > _ANOTHER_WAY and main.sleeps():
+                    job.run_if_safe()
+                if now - began > self._patience and job.give_up():
+                    raise AgentError(self._why_not(main))
+                if now - told > _NEWS and not job.is_taken:
+                    told = now
+                    self.line.send({"waits": _what_for(main)})
+                self.agent.attend(self.line, 0.0)
+                pause = min(0.05, pause * 1.5)
+        except (EOFError, OSError):
+            if not job.give_up():
+                job.done.wait()
+            raise
+        if job.error:
+            raise AgentError(job.error)
+        return job.seconds
+
+    def _why_not(self, main: MainThread) -> str:
+        return (
+            f"process {self.agent.pid} could not be looked at for {self._patience:g} s: "
+            f"{_what_for(main)}; try again, or give --timeout more seconds"
+        )
+
+
+def _what_for(main: MainThread) -> str:
+    if in_backward():
+        return "a thread is inside backward(), which changes what a look reads"
+    if main.sleeps():
+        return "its main thread waits for something"
+    return "its main thread is in a long call"
+
+
+def _look(errand: _Errand, options: Options) -> None:
+    found: dict[str, Any] = {}
+    seconds = errand.at_a_safe_moment(lambda: found.update(looking.look()))
+    errand.agent.took(seconds)
+    found["pause"] = round(seconds, 3)
+    errand.line.send({"look": found, "written": _for_files(found, options)})
+
+
+def _for_files(document: dict[str, Any], options: Options) -> Any:
+    return without_names(document, redactor(options.redact)) if options.redact else document
+
+
+class _Session(session.Session):
+    """Watching for a client: it says nothing, and may be ended by any thread."""
+
+    def __init__(self, options: Options) -> None:
+        self._ending = threading.RLock()
+        self._judged_at = 0.0
+        self._judging_took = 0.0
+        self.heard = True  # the client is there
+        self.why_ended = ""
+        self.told = threading.Event()  # the client has the verdict
+        self.last: verdicts.Document = {}
+        super().__init__(options)
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    def verdict(self) -> verdicts.Document:
+        """With a look at new suspects, unless nobody is there to hear of them."""
+        if self.heard:
+            self.last = super().verdict()
+        else:
+            self.last = self._document(self._watch.judge())
+        return self.last
+
+    def stop(self, *, silently: bool = True) -> None:
+        """Whoever comes second waits until it is over. It never speaks for other ranks."""
+        del silently
+        with self._ending:
+            try:
+                super().stop(silently=True)
+            except BaseException:
+                self.__dict__.pop("_watch", None)  # whatever happened, nothing is watched now
+                raise
+
+    def stop_unheard(self) -> None:
+        """From any thread at any time: nothing is looked at."""
+        self.heard = False
+        self.stop()
+
+    def status(self) -> dict[str, Any] | None:
+        """How it stands, or None if it is over, or was asked for a moment ago."""
+        now = time.monotonic()
+        if now - self._judged_at < max(_NEWS, self._judging_took / _SHARE):
+            return None
+        with self._ending:
+            if self._stopped:
+                return None
+            judged = self._watch.judge()
+            cost = self._watch.cost()
+        self._judged_at = time.monotonic()
+        self._judging_took = self._judged_at - now
+        return {
+            "steps": judged["steps"],
+            "last": self._last_step,
+            "unit": self._unit,
+            "held": _C.held_bytes(),
+            "verdict": judged["verdict"],
+            "bytes_per_step": round(judged["per_step"]),
+            "cost": round(cost, 4),
+        }
+
+    def end_with_program(self) -> None:
+        if os.getpid() != self.pid:
+            return
+        self.why_ended = "the program ended"
+        self.stop()
+        self.told.wait(_LAST_WORDS)
+
+
+def _watch(errand: _Errand, options: Options) -> None:
+    if _C.observed_level() != "off":
+        pid = errand.agent.pid
+        raise AgentError(
+            f"process {pid} is being watched already: `tenure attach {pid} --once` takes a look "
+            "all the same, and `tenure why RUN` reads what it records"
+        )
+    said: deque[str] = deque()
+    started: list[_Session] = []
+    say_to(said.append)
+    try:
+        seconds = errand.at_a_safe_moment(lambda: started.append(_Session(options)))
+        watching = started[0]
+        atexit.register(watching.end_with_program)
+        session.stand_in(watching)
+        recording = str(watching.recording or "")
+        errand.line.send({"watching": {"pause": round(seconds, 3), "recording": recording}})
+        _until_detached(errand, watching, said)
+        _stop(errand, watching)
+        _tell_rest(errand, said)
+        errand.line.send(
+            {
+                "verdict": watching.last,
+                "written": _for_files(watching.last, options),
+                "recording": str(watching.recording or ""),
+                "ended": watching.why_ended,
+            }
+        )
+    finally:
+        for watching in started:
+            watching.stop_unheard()
+            atexit.unregister(watching.end_with_program)
+            session.stand_in(None)
+            watching.told.set()
+        say_to(None)
+
+
+def _until_detached(errand: _Errand, watching: _Session, said: deque[str]) -> None:
+    while not watching.stopped:
+        message = errand.agent.hear(errand.line, 0.2)
+        if message is not None and message.get("ask") == "detach":
+            return
+        _tell_rest(errand, said)
+        status = watching.status()
+        if status is not None:
+            errand.line.send({"status": status})
+    watching.why_ended = watching.why_ended or "the program watches itself from now on"
+
+
+def _tell_rest(errand: _Errand, said: deque[str]) -> None:
+    while said:
+        errand.line.send({"said": said.popleft()})
+
+
+def _stop(errand: _Errand, watching: _Session) -> None:
+    """With a look at what is suspected, if there is a moment for it."""
+    if watching.stopped:
+        watching.stop()  # it is over once this returns
+        return
+    try:
+        errand.at_a_safe_moment(watching.stop)
+    except AgentError as error:
+        watching.stop_unheard()
+        errand.line.send({"said": f"holders were not looked at: {error}"})
