@@ -240,21 +240,22 @@ def _connected(pid: int, timeout: float) -> Iterator[socket.socket]:
 
 def look_text(look: dict[str, Any]) -> str:
     """A look as a person reads it, the largest first."""
-    many = f"{look['storages']:,} storages"
+    many = _many(look["storages"], "storage")
     share = f"{100 * look['explained']:.1f} % of it explained"
     lines = [f"{_size(look['bytes'])} alive in {many}, {share}"]
     for held in look["held"][:_MOST]:
-        lines.append(f"{_size(held['bytes']):>12}  {held['text']}, {held['count']:,} storages")
+        count = _many(held["count"], "storage")
+        lines.append(f"{_size(held['bytes']):>12}  {held['text']}, {count}")
         if len(held["path"]) > 1:
             way = " → ".join(hop["text"] for hop in held["path"][1:])
             lines.append(f"{'':>12}    the largest: → {way}")
     if len(look["held"]) > _MOST:
         rest = look["held"][_MOST:]
         nbytes = sum(held["bytes"] for held in rest)
-        lines.append(f"{_size(nbytes):>12}  {len(rest)} more holders; --json has them")
+        lines.append(f"{_size(nbytes):>12}  {_many(len(rest), 'more holder')}; --json has them")
     for cycle in look["cycles"][:_MOST]:
         free = "Python's collector frees them" if cycle["collectable"] else "nothing frees them"
-        shown = f"{cycle['count']:,} cycles, {free}: {cycle['text']}"
+        shown = f"{_many(cycle['count'], 'cycle')}, {free}: {cycle['text']}"
         lines.append(f"{_size(cycle['bytes']):>12}  {shown}")
     if look["residue"]:
         lines.append(f"{_size(look['residue']):>12}  held from C++ code alone")
@@ -316,6 +317,10 @@ def _write(path: str, document: dict[str, Any]) -> None:
 def _plain(text: str) -> str:
     """What a terminal may be given: names may have anything in them."""
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
 def _size(nbytes: float) -> str:

@@ -56,9 +56,11 @@ class _Errand:
         self.line = line
         self._patience = patience
 
-    def at_a_safe_moment(self, work: Callable[[], None]) -> float:
+    def at_a_safe_moment(
+        self, work: Callable[[], None], is_ready: Callable[[], bool] = lambda: True
+    ) -> float:
         """Has it done and returns the seconds that the program stood still."""
-        job = Job(work)
+        job = Job(work, is_ready)
         main = MainThread()
         began = told = time.monotonic()
         pause = 0.001
@@ -111,10 +113,15 @@ def _for_files(document: dict[str, Any], options: Options) -> Any:
 
 
 class _Session(session.Session):
-    """Watching for a client: it says nothing, and may be ended by any thread."""
+    """Watching for a client: it says nothing, and may be ended by any thread at any time.
+
+    So what it does at the ends of steps excludes its end, and the other way round. The main thread
+    may be asked to end it between two bytecodes of just that: then it has to be asked again.
+    """
 
     def __init__(self, options: Options) -> None:
         self._ending = threading.RLock()
+        self._busy = threading.Lock()
         self._judged_at = 0.0
         self._judging_took = 0.0
         self.heard = True  # the client is there
@@ -138,12 +145,31 @@ class _Session(session.Session):
     def stop(self, *, silently: bool = True) -> None:
         """Whoever comes second waits until it is over. It never speaks for other ranks."""
         del silently
-        with self._ending:
+        with self._ending, self._busy:
             try:
                 super().stop(silently=True)
             except BaseException:
                 self.__dict__.pop("_watch", None)  # whatever happened, nothing is watched now
                 raise
+
+    def is_free(self) -> bool:
+        """Whether this thread may end it now, rather than be in the middle of something."""
+        return not self._busy.locked()
+
+    def _step_ended(self, step: int) -> None:
+        self._unless_busy(lambda: super(_Session, self)._step_ended(step))
+
+    def _judge_when_asked(self) -> None:
+        self._unless_busy(super()._judge_when_asked)
+
+    def _unless_busy(self, work: Callable[[], None]) -> None:
+        if not self._busy.acquire(blocking=False):
+            return
+        try:
+            if not self._stopped:
+                work()
+        finally:
+            self._busy.release()
 
     def stop_unheard(self) -> None:
         """From any thread at any time: nothing is looked at."""
@@ -219,7 +245,7 @@ def _watch(errand: _Errand, options: Options) -> None:
 
 def _until_detached(errand: _Errand, watching: _Session, said: deque[str]) -> None:
     while not watching.stopped:
-        message = errand.agent.hear(errand.line, 0.2)
+        message = errand.agent.hear(errand.line, 0.1)
         if message is not None and message.get("ask") == "detach":
             return
         _tell_rest(errand, said)
@@ -240,7 +266,7 @@ def _stop(errand: _Errand, watching: _Session) -> None:
         watching.stop()  # it is over once this returns
         return
     try:
-        errand.at_a_safe_moment(watching.stop)
+        errand.at_a_safe_moment(watching.stop, watching.is_free)
     except AgentError as error:
         watching.stop_unheard()
         errand.line.send({"said": f"holders were not looked at: {error}"})

@@ -70,9 +70,17 @@ class Job:
         seconds: How long it took, during which the program stood still.
     """
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        """Nothing happens until it is posted or run."""
+    def __init__(
+        self, work: Callable[[], None], is_ready: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Nothing happens until it is posted or run.
+
+        Args:
+            work: What is to be done.
+            is_ready: Whether it may be, as far as who asks for it knows.
+        """
         self._work = work
+        self._is_ready = is_ready
         self._taken = threading.Lock()  # for good, by whoever does it or gives it up
         self._posted: float | None = None
         self.done = threading.Event()
@@ -97,7 +105,9 @@ class Job:
 
     def run_if_safe(self) -> None:
         """Does it here and now, unless a thread is inside backward()."""
-        if self.done.is_set() or in_backward() or not self._taken.acquire(blocking=False):
+        if self.done.is_set() or in_backward() or not self._is_ready():
+            return
+        if not self._taken.acquire(blocking=False):
             return
         began = time.perf_counter()
         try:

@@ -21,14 +21,14 @@ from tenure.inspect.options import idle_environment
 # Trains for ever, leaves the seconds of each step in a file, and says what is hooked when asked by
 # a signal.
 TRAINS = """
-import json, os, signal, sys, threading, time
+import json, os, signal, struct, sys, threading, time
 import torch
 
 def state(*_):
     from torch.optim import optimizer as optimizers
     tenure = sys.modules.get("tenure._C")
     found = {
-        "level": tenure.observed_level() if tenure else "off",
+        "level": getattr(tenure, "observed_level", lambda: "off")(),
         "step hooks": len(optimizers._global_optimizer_post_hooks),
         "patched": "__init__" in vars(torch.UntypedStorage)
         or hasattr(torch.from_numpy, "__wrapped__"),
@@ -48,15 +48,14 @@ shelf = [torch.zeros(1 << 18) for _ in range(4)]
 kept = []
 times = open("times", "wb", buffering=0)
 
-def train(leak=len(sys.argv) > 1):
-    while True:
-        began = time.perf_counter()
-        model(torch.randn(32, 256)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if leak:
-            kept.append(torch.randn(5000))
-        times.write(__import__("struct").pack("d", time.perf_counter() - began))
+def step(leak=False):
+    began = time.perf_counter()
+    model(torch.randn(32, 256)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if leak:
+        kept.append(torch.randn(5000))
+    times.write(struct.pack("d", time.perf_counter() - began))
 
 for _ in range(3):
     model(torch.randn(32, 256)).sum().backward()
@@ -64,7 +63,7 @@ for _ in range(3):
 optimizer.zero_grad()
 print("ready", flush=True)
 """
-TRAINING = TRAINS + "train()\n"
+TRAINING = TRAINS + "while True: step(leak='leak' in sys.argv)\n"
 
 
 @contextmanager
