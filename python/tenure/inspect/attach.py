@@ -149,6 +149,7 @@ class _Client:
         try:
             self._line.send(asked)
         except OSError:
+            self.next(_OUR_PART)  # who is sent away is told why
             raise InputError(self._gone()) from None
 
     def until(self, key: str) -> dict[str, Any]:

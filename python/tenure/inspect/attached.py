@@ -17,7 +17,7 @@ from typing import Any
 from tenure import _C
 from tenure.inspect import looking, session, verdicts
 from tenure.inspect.agent import Agent, AgentError, Line
-from tenure.inspect.moments import Job, MainThread, in_backward
+from tenure.inspect.moments import Job, MainThread, NotNow, at_rest, in_backward
 from tenure.inspect.options import Options, say_to
 from tenure.inspect.redact import redactor, without_names
 
@@ -56,34 +56,51 @@ class _Errand:
         self.line = line
         self._patience = patience
 
-    def at_a_safe_moment(
-        self, work: Callable[[], None], is_ready: Callable[[], bool] = lambda: True
-    ) -> float:
+    def at_a_safe_moment(self, work: Callable[[], None]) -> float:
         """Has it done and returns the seconds that the program stood still."""
+        job = Job(work)
+        main = MainThread()
+
+        def other_way(waited: float) -> None:
+            if waited > _ANOTHER_WAY and main.sleeps():
+                job.run_if_safe()
+            if waited > self._patience and job.give_up():
+                raise AgentError(self._why_not(main))
+
+        self._wait(job, main, other_way)
+        return job.seconds
+
+    def on_main_thread(self, work: Callable[[], None], is_ready: Callable[[], bool]) -> None:
+        """Has it done there; raises AgentError if that thread sleeps."""
         job = Job(work, is_ready)
         main = MainThread()
+
+        def other_way(waited: float) -> None:
+            late = waited > self._patience or (waited > _ANOTHER_WAY and main.sleeps())
+            if late and job.give_up():
+                raise AgentError(self._why_not(main))
+
+        self._wait(job, main, other_way)
+
+    def _wait(self, job: Job, main: MainThread, other_way: Callable[[float], None]) -> None:
         began = told = time.monotonic()
         pause = 0.001
         try:
             while not job.done.wait(pause):
                 now = time.monotonic()
                 job.post()
-                if now - began > _ANOTHER_WAY and main.sleeps():
-                    job.run_if_safe()
-                if now - began > self._patience and job.give_up():
-                    raise AgentError(self._why_not(main))
+                other_way(now - began)
                 if now - told > _NEWS and not job.is_taken:
                     told = now
                     self.line.send({"waits": _what_for(main)})
                 self.agent.attend(self.line, 0.0)
                 pause = min(0.05, pause * 1.5)
         except (EOFError, OSError):
-            if not job.give_up():
-                job.done.wait()
+            while not job.give_up() and not job.done.wait(pause):
+                pass
             raise
         if job.error:
             raise AgentError(job.error)
-        return job.seconds
 
     def _why_not(self, main: MainThread) -> str:
         return (
@@ -96,8 +113,8 @@ def _what_for(main: MainThread) -> str:
     if in_backward():
         return "a thread is inside backward(), which changes what a look reads"
     if main.sleeps():
-        return "its main thread waits for something"
-    return "its main thread is in a long call"
+        return "its main thread waits for something, and other threads are busy"
+    return "its threads are in long calls"
 
 
 def _look(errand: _Errand, options: Options) -> None:
@@ -128,11 +145,20 @@ class _Session(session.Session):
         self.why_ended = ""
         self.told = threading.Event()  # the client has the verdict
         self.last: verdicts.Document = {}
-        super().__init__(options)
+        try:
+            super().__init__(options)
+        except NotNow:
+            if self.recording is not None:
+                self.recording.unlink(missing_ok=True)
+            raise
 
     @property
     def stopped(self) -> bool:
         return self._stopped
+
+    def _adopt(self) -> None:
+        with at_rest([]) as references:
+            references.adopt()
 
     def verdict(self) -> verdicts.Document:
         """With a look at new suspects, unless nobody is there to hear of them."""
@@ -261,12 +287,11 @@ def _tell_rest(errand: _Errand, said: deque[str]) -> None:
 
 
 def _stop(errand: _Errand, watching: _Session) -> None:
-    """With a look at what is suspected, if there is a moment for it."""
+    """With a look at what is suspected, if the main thread can take it."""
     if watching.stopped:
         watching.stop()  # it is over once this returns
         return
     try:
-        errand.at_a_safe_moment(watching.stop, watching.is_free)
-    except AgentError as error:
+        errand.on_main_thread(watching.stop, watching.is_free)
+    except AgentError:
         watching.stop_unheard()
-        errand.line.send({"said": f"holders were not looked at: {error}"})

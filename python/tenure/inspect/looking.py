@@ -10,6 +10,7 @@ import torch
 
 from tenure import _C
 from tenure.inspect import census, holders
+from tenure.inspect.moments import at_rest
 from tenure.inspect.options import rank_of
 
 __all__ = ["SCHEMA", "look"]
@@ -23,9 +24,9 @@ _MOST_CYCLES = 16
 def look() -> dict[str, Any]:
     """Who holds what is alive: bytes by holder, each with the way to its largest storage.
 
-    Must run where no thread changes the autograd graph.
+    Raises NotNow if other threads do not come to rest. For the main thread, or where that sleeps.
     """
-    with _C.References(holders.own_objects()) as references:
+    with at_rest(holders.own_objects()) as references:
         found = census.census_in(references)
         ways = _ways(references)
         by_device = references.bytes_by_device()

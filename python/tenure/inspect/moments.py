@@ -1,8 +1,8 @@
 """A safe moment: where in a running program the graph of references may be looked at.
 
 The GIL keeps Python still, and not autograd. So a look is taken between two bytecodes of the main
-thread, while no thread is inside backward(); or by the thread that asks, where the main thread
-sleeps in a call and so changes nothing.
+thread, or by the thread that asks where the main thread sleeps in a call; and only when all other
+threads have come to rest and none is inside backward().
 """
 
 from __future__ import annotations
@@ -12,20 +12,39 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
 from tenure import _C
 from tenure.errors import TenureError
 
-__all__ = ["Job", "MainThread", "in_backward"]
+__all__ = ["Job", "MainThread", "NotNow", "at_rest", "in_backward"]
 
 _ENGINE = torch.autograd.graph.__file__
 _ASLEEP = 0.5  # seconds without the main thread using the processor
 _AGAIN = 1.0  # seconds after which a call that may have been dropped is made again
+_REST = 0.1  # seconds that other threads have to come to rest, while the GIL is kept
+
+
+class NotNow(Exception):  # noqa: N818  it is no error
+    """Other threads do not rest: the work is to be tried again."""
+
+
+@contextmanager
+def at_rest(skip: list[Any]) -> Iterator[_C.References]:
+    """A look while no other thread of Python's runs anything. Raises NotNow if they do."""
+    references = _C.References(skip)
+    if not references.enter_at_rest(_REST, _ENGINE):
+        raise NotNow
+    try:
+        yield references
+    finally:
+        references.__exit__()
 
 
 def in_backward() -> bool:
@@ -104,7 +123,7 @@ class Job:
         return self._taken.acquire(blocking=False)
 
     def run_if_safe(self) -> None:
-        """Does it here and now, unless a thread is inside backward()."""
+        """Does it here and now, unless other threads are in the way."""
         if self.done.is_set() or in_backward() or not self._is_ready():
             return
         if not self._taken.acquire(blocking=False):
@@ -112,15 +131,21 @@ class Job:
         began = time.perf_counter()
         try:
             self._work()
+        except NotNow:
+            self._taken.release()
+            return
         except TenureError as error:
             self.error = str(error)
         except BaseException as error:
             self.error = f"{type(error).__name__} at {_place(error.__traceback__)}"
             if _is_the_programs(error):
+                self._end(began)
                 raise
-        finally:
-            self.seconds = time.perf_counter() - began
-            self.done.set()
+        self._end(began)
+
+    def _end(self, began: float) -> None:
+        self.seconds = time.perf_counter() - began
+        self.done.set()
 
     def _on_main_thread(self) -> None:
         self._posted = None

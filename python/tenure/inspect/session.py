@@ -87,8 +87,7 @@ class Session:
         self._judging = threading.Lock()
         try:
             if options.level != "count" and _C.any_tensor():
-                with _C.References([]) as references:
-                    references.adopt()
+                self._adopt()
         except BaseException:
             del self._watch  # the exception may keep the rest
             raise
@@ -109,6 +108,11 @@ class Session:
         """Stops watching."""
         self.stop()
         _resume()
+
+    def _adopt(self) -> None:
+        """Knows what is alive already."""
+        with _C.References([]) as references:
+            references.adopt()
 
     def _start(self, options: Options) -> _C.Watch:
         """With a recording, or without if the disk is full."""

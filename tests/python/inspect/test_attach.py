@@ -221,6 +221,29 @@ def test_a_look_waits_for_the_end_of_backward(tmp_path: Path) -> None:
         assert "shelf (global of train.py)" in ended.stdout
 
 
+THREAD = (
+    TRAINS
+    + """
+def loop():
+    while True:
+        step()
+trainer = threading.Thread(target=loop)
+trainer.start()
+trainer.join()
+"""
+)
+
+
+def test_a_program_that_trains_on_another_thread(tmp_path: Path) -> None:
+    """Its operators run without the GIL while the main thread sleeps: a look must wait for them."""
+    with running(tmp_path, THREAD) as program:
+        for _ in range(3):
+            assert client.once(asked(program.pid)) == 0
+            assert client.watch(asked(program.pid, steps=20)) == 0
+        program.steps_go_on(20)
+        assert (tmp_path / "stderr").read_text() == ""
+
+
 # --- watching ----------------------------------------------------------------------------------
 
 
@@ -247,10 +270,10 @@ def test_a_hundred_times_under_load(trains: Program) -> None:
     before = trains.state()
     times = trains.steps_go_on(300)
     for number in range(100):
-        if number % 5 == 0:
+        if number % 10 == 0:
             assert client.once(asked(trains.pid)) == 0, number
         else:
-            level = "trace" if number % 5 == 1 else "count"  # without looks that is faster
+            level = "trace" if number % 10 == 1 else "count"  # which takes no look, and less time
             request = asked(trains.pid, options=Options(level=level), steps=1)
             assert client.watch(request) in {0, 3}, number
     after = trains.state_when(threads=before["threads"])
