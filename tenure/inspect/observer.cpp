@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <mutex>
 #include <unordered_map>
 
@@ -218,7 +219,12 @@ class WatchedAllocator final : public c10::Allocator {
     if (tracing()) {
       record_birth(made.get(), bytes, 0);
     } else if (current_level.load(std::memory_order_relaxed) == Level::count) {
-      table().count(static_cast<int64_t>(malloc_usable_size(made.get())));
+      if (sizes_known_) {
+        table().count(static_cast<int64_t>(malloc_usable_size(made.get())));
+      } else {
+        table().born(made.get(), bytes, current_step.load(std::memory_order_relaxed),
+                     intern(Origin()), 0);
+      }
     }
     return made;
   }
@@ -234,6 +240,7 @@ class WatchedAllocator final : public c10::Allocator {
     if (inner_deleter_ == nullptr) {
       return false;
     }
+    sizes_known_ = comes_from_malloc(*inner_);
     c10::SetCPUAllocator(this, kPriority);
     return true;
   }
@@ -254,14 +261,28 @@ class WatchedAllocator final : public c10::Allocator {
 
   static void free(void* data) {
     if (!table().died(data, current_step.load(std::memory_order_relaxed)) &&
-        current_level.load(std::memory_order_relaxed) != Level::off) {
+        current_level.load(std::memory_order_relaxed) != Level::off && sizes_known_) {
       table().count(-static_cast<int64_t>(malloc_usable_size(data)));
     }
     inner_deleter_(data);
   }
 
+  // On some machines torch brings an allocator of its own (mimalloc on aarch64), of whose blocks the
+  // system's malloc cannot tell the size: asked, it reads what happens to lie before the block. A
+  // block of malloc's has its size there, in whole 16 bytes and some bits.
+  static bool comes_from_malloc(c10::Allocator& allocator) {
+    constexpr std::array<size_t, 4> sizes{1000, 3000, 20000, 70000};
+    return std::ranges::all_of(sizes, [&](size_t size) {
+      const auto block = allocator.allocate(size);
+      size_t head = 0;
+      std::memcpy(&head, static_cast<const char*>(block.get()) - sizeof head, sizeof head);
+      return head >= size && head <= size + 4096;
+    });
+  }
+
   c10::Allocator* inner_ = nullptr;
   static inline c10::DeleterFnPtr inner_deleter_ = nullptr;
+  static inline bool sizes_known_ = false;
 };
 
 WatchedAllocator& cpu_allocator() {
