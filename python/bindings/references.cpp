@@ -32,9 +32,9 @@ namespace {
 // the caller's own variables are found too.
 class References {
  public:
-  explicit References(py::list skip) : skip_(std::move(skip)) {}
+  References(py::list skip, py::list late) : skip_(std::move(skip)), late_(std::move(late)) {}
 
-  void enter() { found_.emplace(skip_); }
+  void enter() { found_.emplace(skip_, late_); }
 
   // The same once all other threads of Python's rest: they wait for the GIL or for something
   // outside, and none is inside autograd's engine, of which the frames of that file tell. The GIL
@@ -250,7 +250,7 @@ class References {
     return out;
   }
 
-  py::list skip_;
+  py::list skip_, late_;
   std::optional<tenure::python::ReferenceGraph> found_;
   mutable std::vector<uint64_t> gone_;  // by node, once asked for
 };
@@ -276,7 +276,7 @@ void bind_references(py::module_& m) {
       },
       py::arg("tensor"));
   py::class_<References>(m, "References")
-      .def(py::init<py::list>(), py::arg("skip"))
+      .def(py::init<py::list, py::list>(), py::arg("skip"), py::arg("late") = py::list())
       .def("__enter__",
            [](py::object self) {
              self.cast<References&>().enter();

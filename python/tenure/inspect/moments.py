@@ -22,6 +22,7 @@ import torch
 
 from tenure import _C
 from tenure.errors import TenureError
+from tenure.inspect.source import is_library
 
 __all__ = ["Job", "MainThread", "NotNow", "at_rest", "in_backward"]
 
@@ -37,8 +38,11 @@ class NotNow(Exception):  # noqa: N818  it is no error
 
 @contextmanager
 def at_rest(skip: list[Any]) -> Iterator[_C.References]:
-    """A look while no other thread of Python's runs anything. Raises NotNow if they do."""
-    references = _C.References(skip)
+    """A look while no other thread of Python's runs anything. Raises NotNow if they do.
+
+    Variables of libraries in the middle of something are no holders where there are others.
+    """
+    references = _C.References(skip, _library_files())
     if not references.enter_at_rest(_REST, _ENGINE):
         raise NotNow
     try:
@@ -59,6 +63,17 @@ def _is_in_backward(innermost: FrameType) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _library_files() -> list[str]:
+    """The files of libraries that have frames running now, as the frames name them."""
+    out: dict[int, str] = {}
+    for innermost in sys._current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            out[id(frame.f_code.co_filename)] = frame.f_code.co_filename
+            frame = frame.f_back
+    return [file for file in out.values() if is_library(file)]
 
 
 class MainThread:
