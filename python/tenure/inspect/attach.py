@@ -289,7 +289,7 @@ class _StatusLine:
         kind = status["verdict"]
         unit = status["unit"]
         text = (
-            f"{status['steps']:,} {unit}s watched, at {unit} {status['last']:,} · "
+            f"{_many(status['steps'], unit)} watched, at {unit} {status['last']:,} · "
             f"{_size(status['held'])} held · {kind.replace('-', ' ')} so far"
         )
         if kind in {"leak", "growth"}:
