@@ -299,6 +299,7 @@ void bind_inspect(py::module_& m) {
   m.def("judge_files", &judge_files, py::arg("cases"), py::arg("threads"));
   m.def("alive_of", &alive_of, py::arg("origins"));
   m.def("alive_storages", &alive_storages, py::call_guard<py::gil_scoped_release>());
+  m.def("held_bytes", [] { return observer().births().flow().bytes; });
   m.def("observer_bytes", [] { return observer().births().footprint(); });
   m.def(
       "device_born",

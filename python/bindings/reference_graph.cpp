@@ -83,7 +83,11 @@ size_t bytes_of(const c10::StorageImpl& storage) {
 // Adds what there is, breadth first.
 class ReferenceGraph::Walk {
  public:
-  Walk(ReferenceGraph& out, const py::list& skip) : out_(out), ndarray_(numpy_array_type()) {
+  Walk(ReferenceGraph& out, const py::list& skip, const py::list& late)
+      : out_(out), ndarray_(numpy_array_type()) {
+    for (const auto& file : late) {
+      late_.insert(file.ptr());
+    }
     skipped_.insert(skip.ptr());
     for (const auto& object : skip) {
       skipped_.insert(object.ptr());
@@ -92,6 +96,10 @@ class ReferenceGraph::Walk {
 
   void run() {
     add_roots();
+    expand();
+    for (auto& frame : late_frames_) {
+      out_.graph_.add(NodeKind::frame, &out_.frames_.emplace_back(std::move(frame)));
+    }
     expand();
     // A way through a variable says more than a shorter one through what a frame is in the middle
     // of.
@@ -122,7 +130,12 @@ class ReferenceGraph::Walk {
           return;
         }
         const auto variables = std::min(count, code->co_nlocalsplus);
-        out_.frames_.push_back({code, instruction, true, {values, values + variables}});
+        RunningFrame frame{code, instruction, true, {values, values + variables}};
+        if (late_.contains(code->co_filename)) {
+          late_frames_.push_back(std::move(frame));
+        } else {
+          out_.frames_.push_back(std::move(frame));
+        }
         stacks_.push_back({code, instruction, false, {values + variables, values + count}});
       });
       if (thread->dict != nullptr) {
@@ -425,14 +438,14 @@ class ReferenceGraph::Walk {
   }
 
   ReferenceGraph& out_;
-  std::vector<RunningFrame> stacks_;
-  std::unordered_set<const void*> skipped_;
+  std::vector<RunningFrame> late_frames_, stacks_;
+  std::unordered_set<const void*> skipped_, late_;
   PyTypeObject* ndarray_;
 };
 
-ReferenceGraph::ReferenceGraph(const py::list& skip) {
+ReferenceGraph::ReferenceGraph(const py::list& skip, const py::list& late) {
   const NoCollections still;
-  Walk(*this, skip).run();
+  Walk(*this, skip, late).run();
   garbage_ = garbage_in(graph_);
   keep();
 }

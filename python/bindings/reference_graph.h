@@ -35,9 +35,10 @@ struct RunningFrame {
 // said in Python, and meanwhile other threads may run: all that was found is kept until then.
 class ReferenceGraph {
  public:
-  // `skip` are objects that are not followed: the watcher's own.
+  // `skip` are objects that are not followed: the watcher's own. Frames whose file is one of `late`
+  // come after all other roots: what a library has in hand says less than who gave it that.
   // REQUIRES: the GIL, here and when it goes.
-  explicit ReferenceGraph(const pybind11::list& skip);
+  ReferenceGraph(const pybind11::list& skip, const pybind11::list& late);
   ~ReferenceGraph();
   ReferenceGraph(const ReferenceGraph&) = delete;
   ReferenceGraph& operator=(const ReferenceGraph&) = delete;

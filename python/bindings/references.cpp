@@ -1,6 +1,8 @@
 // What Python asks of the graph of references.
 #include "bindings.h"
+#include "frames.h"
 #include "reference_graph.h"
+#include <tenure/core/kernel_file.h>
 #include <tenure/core/ledger.h>
 #include <tenure/core/owner.h>
 #include <tenure/inspect/dominators.h>
@@ -11,10 +13,12 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -28,9 +32,27 @@ namespace {
 // the caller's own variables are found too.
 class References {
  public:
-  explicit References(py::list skip) : skip_(std::move(skip)) {}
+  References(py::list skip, py::list late) : skip_(std::move(skip)), late_(std::move(late)) {}
 
-  void enter() { found_.emplace(skip_); }
+  void enter() { found_.emplace(skip_, late_); }
+
+  // The same once all other threads of Python's rest: they wait for the GIL or for something
+  // outside, and none is inside autograd's engine, of which the frames of that file tell. The GIL
+  // is kept meanwhile, so that who needs it comes to rest. False, and nothing is looked at, if that
+  // takes longer.
+  bool enter_at_rest(double seconds, const std::string& engine) {
+    using namespace std::chrono_literals;
+    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    for (int seen = 0; seen < 3;) {
+      seen = others_rest(engine) ? seen + 1 : 0;
+      if (seen < 3 && std::chrono::steady_clock::now() > until) {
+        return false;
+      }
+      std::this_thread::sleep_for(300us);
+    }
+    enter();
+    return true;
+  }
   void exit() {
     found_.reset();
     gone_.clear();
@@ -49,6 +71,16 @@ class References {
           py::make_tuple(reinterpret_cast<uintptr_t>(storage._mutable_data_ptr_no_checks().get()),
                          bytes_of(storage), node, all().graph().reached(node),
                          reinterpret_cast<uintptr_t>(&storage)));
+    }
+    return out;
+  }
+
+  // Bytes of the storages that were found, by where they are.
+  std::map<std::string, uint64_t> bytes_by_device() const {
+    std::map<std::string, uint64_t> out;
+    for (const auto node : all().storages()) {
+      const auto& storage = all().storage(node);
+      out[storage.device().str()] += bytes_of(storage);
     }
     return out;
   }
@@ -177,6 +209,30 @@ class References {
   }
 
  private:
+  static bool others_rest(const std::string& engine) {
+    auto* own = PyThreadState_Get();
+    for (auto* thread = PyInterpreterState_ThreadHead(PyInterpreterState_Get()); thread != nullptr;
+         thread = PyThreadState_Next(thread)) {
+      if (is_in(thread, engine) || (thread != own && is_running(thread->native_thread_id))) {
+        return false;
+      }
+    }
+    return true;
+  }
+  static bool is_in(PyThreadState* thread, const std::string& file) {
+    bool found = false;
+    each_local(thread, [&](PyCodeObject* code, int, PyObject**, int) {
+      found = found || PyUnicode_CompareWithASCIIString(code->co_filename, file.c_str()) == 0;
+    });
+    return found;
+  }
+  static bool is_running(unsigned long thread) {
+    const auto stat =
+        tenure::read_kernel_file("/proc/self/task/" + std::to_string(thread) + "/stat");
+    const auto name_end = stat.rfind(") ");
+    return name_end != std::string::npos && stat.find_first_of("RD", name_end) == name_end + 2;
+  }
+
   const tenure::python::ReferenceGraph& all() const {
     if (!found_) {
       throw std::logic_error("References are there inside a with statement only");
@@ -194,7 +250,7 @@ class References {
     return out;
   }
 
-  py::list skip_;
+  py::list skip_, late_;
   std::optional<tenure::python::ReferenceGraph> found_;
   mutable std::vector<uint64_t> gone_;  // by node, once asked for
 };
@@ -220,16 +276,18 @@ void bind_references(py::module_& m) {
       },
       py::arg("tensor"));
   py::class_<References>(m, "References")
-      .def(py::init<py::list>(), py::arg("skip"))
+      .def(py::init<py::list, py::list>(), py::arg("skip"), py::arg("late") = py::list())
       .def("__enter__",
            [](py::object self) {
              self.cast<References&>().enter();
              return self;
            })
+      .def("enter_at_rest", &References::enter_at_rest, py::arg("seconds"), py::arg("engine"))
       .def("__exit__", [](References& self, const py::args&) { self.exit(); })
       .def_property_readonly("size", &References::size)
       .def_property_readonly("references", &References::references)
       .def("storages", &References::storages)
+      .def("bytes_by_device", &References::bytes_by_device)
       .def("adopt", &References::adopt)
       .def("find_foreign", &References::find_foreign)
       .def("counts", &References::counts, py::arg("node"))

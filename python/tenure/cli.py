@@ -130,6 +130,9 @@ def run(
     max_memory: Annotated[
         str, typer.Option(help="Memory for watching; above it bytes are only counted.")
     ] = "512MiB",
+    agent: Annotated[
+        bool, typer.Option("--agent", help="Do not watch: only make `tenure attach` possible.")
+    ] = False,
 ) -> None:
     """Watch a PyTorch program and its children: who holds what grows.
 
@@ -146,6 +149,8 @@ def run(
     from tenure.inspect.options import Options, parse_bytes
 
     with _one_line_errors():
+        if agent:
+            launch.run_idle(program or [], quiet=quiet)
         options = Options(
             out,
             json,
@@ -170,6 +175,9 @@ def env(
     style: Annotated[
         EnvStyle, typer.Option("--as", help="shell: exports; json: Ray's runtime_env; yaml: a pod.")
     ] = EnvStyle["shell"],
+    agent: Annotated[
+        bool, typer.Option("--agent", help="Do not watch: only make `tenure attach` possible.")
+    ] = False,
 ) -> None:
     """Print the variables that make any Python process be watched, for launchers of your own.
 
@@ -179,6 +187,9 @@ def env(
     from tenure.inspect.options import Options
 
     with _one_line_errors():
+        if agent:
+            typer.echo(launch.idle_exports(style.value))
+            return
         options = Options(
             out,
             level=level.value if level else "trace",
@@ -187,6 +198,65 @@ def env(
             local=local_dir,
         )
         typer.echo(launch.exports(options, style.value))
+
+
+@app.command()
+def attach(
+    pid: Annotated[
+        str, typer.Argument(metavar="PID", help="The process; without it, those with an agent.")
+    ] = "",
+    once: Annotated[
+        bool, typer.Option("--once", help="One look: who holds what is alive now. Then leave.")
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option("--for", min=0, help="Seconds to watch.", show_default="until Ctrl-C")
+    ] = 0.0,
+    steps: Annotated[
+        int, typer.Option("--steps", min=0, help="Steps to watch.", show_default="until Ctrl-C")
+    ] = 0,
+    out: Annotated[
+        str, typer.Option("--out", help="Folder for a recording.", show_default="none")
+    ] = "",
+    json: Annotated[str, typer.Option("--json", help="File for what was found.")] = "",
+    level: _LEVEL = Level["trace"],
+    redact: _REDACT = False,
+    max_pause: Annotated[
+        float, typer.Option(min=0, help="Seconds that the program may stand still for a look.")
+    ] = 10.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds to wait for a moment to look in.")
+    ] = 15.0,
+) -> None:
+    """Watch a process that is running, started with the idle agent; or take one look at it.
+
+    The agent is a thread that waits at a socket which only your user may use. Attaching says how
+    long the program will stand still and what cannot be known, and then turns watching on; leaving
+    turns it off. No debugger is involved.
+
+      tenure run --agent train.py            # or: eval "$(tenure env --agent)"
+
+      tenure attach 4242 --once              # who holds what is alive now
+
+      tenure attach 4242 --steps 100         # does it grow? who holds what grows?
+
+    Exits with 0 flat, or a look was taken; 1 leak or growth; 2 bad input or no answer; 3 too short.
+    """
+    from tenure.errors import InputError
+    from tenure.inspect import attach as command
+    from tenure.inspect.launch import new_key
+    from tenure.inspect.options import Options
+
+    key = new_key() if redact else ""
+    options = Options(out, level=level.value, redact=key)
+    request = command.Request(pid, options, json, seconds, steps, max_pause, timeout)
+    with _one_line_errors():
+        if once and (out or seconds or steps):
+            raise InputError("--once takes one look and leaves: without --out, --for and --steps")
+        try:
+            code = command.once(request) if once else command.watch(request)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -113,11 +113,25 @@ std::jthread quiet_thread(Body body) {
   return thread;
 }
 
+class Counted {
+ public:
+  explicit Counted(std::atomic<uint32_t>& count) : count_(count) { ++count_; }
+  ~Counted() { --count_; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<uint32_t>& count_;
+};
+
 }  // namespace
 
 // All that belongs to one process. `asks` and `thread` change under `control`, which is held while
 // a thread is joined; the thread itself takes only `wake`.
 struct Sampler::State {
+  explicit State(std::atomic<uint32_t>& counted) : users(counted) {}
+
+  std::atomic<uint32_t>& users;  // of the sampler
   const pid_t pid = ::getpid();
   Files files;
   Latest<Walk> latest;
@@ -125,6 +139,7 @@ struct Sampler::State {
   std::mutex control;
   std::map<uint64_t, std::chrono::milliseconds> asks;
   uint64_t next_id = 1;
+  bool retired = false;
 
   std::mutex wake;
   std::condition_variable_any woken;
@@ -134,8 +149,12 @@ struct Sampler::State {
 
   [[nodiscard]] bool inherited() const { return pid != ::getpid(); }
 
+  // 0: it is not in use any more.
   uint64_t add(std::chrono::milliseconds asked) {
     const std::lock_guard lock(control);
+    if (retired) {
+      return 0;
+    }
     asks.emplace(next_id, asked);
     apply();
     return next_id++;
@@ -193,11 +212,11 @@ struct Sampler::State {
   }
 };
 
-Sampler::Sampler() : state_(new State) {}
+Sampler::Sampler() : state_(new State(users_)) {}
 
 Sampler::~Sampler() {
   State* state = state_.load(std::memory_order_acquire);
-  if (state->inherited()) {
+  if (state != nullptr && state->inherited()) {
     state->files.close();
     return;  // the rest is the parent's: its thread does not exist here and cannot be joined
   }
@@ -208,8 +227,9 @@ Sampler& Sampler::shared() {
   static auto* instance = [] {
     auto* sampler = new Sampler;
     std::atexit([] {
+      const Counted use(shared().users_);
       State* state = shared().state_.load(std::memory_order_acquire);
-      if (!state->inherited()) {
+      if (state != nullptr && !state->inherited()) {
         state->stop();
       }
     });
@@ -219,20 +239,25 @@ Sampler& Sampler::shared() {
 }
 
 Sampler::State& Sampler::state() const {
-  State* current = state_.load(std::memory_order_acquire);
-  if (!current->inherited()) [[likely]] {
+  State* current = state_.load();
+  if (current != nullptr && !current->inherited()) [[likely]] {
     return *current;
   }
-  auto* own = new State;
-  if (state_.compare_exchange_strong(current, own, std::memory_order_acq_rel)) {
-    current->files.close();
-    return *own;
+  auto* own = new State(users_);
+  while (!state_.compare_exchange_strong(current, own)) {
+    if (current != nullptr && !current->inherited()) {
+      delete own;  // another thread of this process was first
+      return *current;
+    }
   }
-  delete own;  // another thread of this child was first
-  return *current;
+  if (current != nullptr) {
+    current->files.close();
+  }
+  return *own;
 }
 
 Sample Sampler::sample() const {
+  const Counted use(users_);
   const State& own = state();
   Sample out{own.files.read(), std::nullopt, sample_devices()};
   if (!out.devices.empty()) {
@@ -251,8 +276,39 @@ Sampler::Refresh Sampler::refresh(std::chrono::duration<double> period) {
     throw InputError(
         text("samples can be refreshed every 1 ms to every day, not every ", period.count(), " s"));
   }
-  State& own = state();
-  return {own, own.add(std::chrono::duration_cast<std::chrono::milliseconds>(period))};
+  const auto asked = std::chrono::duration_cast<std::chrono::milliseconds>(period);
+  const Counted use(users_);
+  for (;;) {
+    State& own = state();
+    if (const auto id = own.add(asked); id != 0) {
+      return {own, id};
+    }
+  }
+}
+
+void Sampler::rest() {
+  using namespace std::chrono_literals;
+  const std::unique_lock alone(resting_, std::try_to_lock);
+  State* current = state_.load();
+  if (!alone || current == nullptr || current->inherited()) {
+    return;
+  }
+  {
+    const std::lock_guard lock(current->control);
+    if (!current->asks.empty() || current->retired) {
+      return;
+    }
+    current->retired = true;
+    state_.store(nullptr);
+  }
+  // Who comes from now on finds a new state, so those who may still use this one only get fewer.
+  for (const auto until = Clock::now() + 100ms; users_.load() != 0;) {
+    if (Clock::now() > until) {
+      return;  // in a child that was forked during a sample, say
+    }
+    std::this_thread::yield();
+  }
+  delete current;
 }
 
 Sampler::Refresh::Refresh(State& state, uint64_t id) : state_(&state), id_(id) {}
@@ -268,6 +324,7 @@ Sampler::Refresh& Sampler::Refresh::operator=(Refresh&& other) noexcept {
 
 Sampler::Refresh::~Refresh() {
   if (state_ != nullptr && !state_->inherited()) {
+    const Counted use(state_->users);  // once removed, it may rest
     state_->remove(id_);
   }
 }

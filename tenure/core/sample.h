@@ -17,6 +17,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -113,12 +114,19 @@ class Sampler {
   // and a day, Error when the thread cannot be started.
   [[nodiscard]] Refresh refresh(std::chrono::duration<double> period = std::chrono::seconds(1));
 
+  // Closes the files that sampling keeps open; the next sample opens them again. Waits for samples
+  // that are under way, a tenth of a second at most, and does nothing while a Refresh lives.
+  void rest();
+
  private:
   struct State;
   State& state() const;
 
-  // Replaced in a forked child, which neither stops nor frees what the parent's thread used.
+  mutable std::atomic<uint32_t> users_{0};  // counted before the state is read
+  // Replaced in a forked child, which neither stops nor frees what the parent's thread used. None
+  // after rest().
   mutable std::atomic<State*> state_;
+  std::mutex resting_;
 };
 
 // Move-only. Ends the thread with the last one, waiting for a walk that is under way.

@@ -504,7 +504,7 @@ void Observer::device_born_at(const void* data, uint64_t bytes, uint16_t device,
 }
 
 void Observer::device_died(const void* data, uint64_t bytes) {
-  if (level() == Level::off) {
+  if (level() == Level::off && on_devices.load(std::memory_order_relaxed) <= 0) {
     return;
   }
   auto gone = static_cast<int64_t>(bytes);

@@ -347,6 +347,8 @@ Watch::~Watch() {
   state_->wake.notify_one();
   state_->writer.join();
   observer().births().tell(false);
+  state_.reset();
+  Sampler::shared().rest();
 }
 
 bool Watch::end_interval(uint64_t number) {

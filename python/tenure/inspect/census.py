@@ -12,7 +12,7 @@ import torch  # noqa: F401  the extension needs its libraries loaded
 from tenure import _C
 from tenure.inspect import holders
 
-__all__ = ["Census", "Cycle", "Held", "census", "cycles_in"]
+__all__ = ["Census", "Cycle", "Held", "census", "census_in", "cycles_in"]
 
 _MOST_CYCLES = 256  # that are put into words
 _MOST_TOLD = 12  # lines of each kind
@@ -104,10 +104,11 @@ def census() -> Census:
         >>> del cache
     """
     with _C.References(holders.own_objects()) as references:
-        return _census(references)
+        return census_in(references)
 
 
-def _census(references: _C.References) -> Census:
+def census_in(references: _C.References) -> Census:
+    """The same from a look that is under way."""
     seen = references.storages()
     rooted = sum(nbytes for _, nbytes, _, reached, _ in seen if reached)
     cycles = cycles_in(references)

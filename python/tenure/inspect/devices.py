@@ -19,12 +19,13 @@ from tenure import _C
 from tenure.inspect.options import say
 from tenure.inspect.source import is_library
 
-__all__ = ["History", "history", "watch_when_used"]
+__all__ = ["History", "history", "unwatch", "watch_when_used"]
 
 _LIBRARY = Path(__file__).resolve().parents[1] / "lib" / "libtenure_cuda.so"
 _READS = 64  # of history, whatever they take, so that short programs are told of too
 _SHARE = 0.01  # of the time may go to further ones
 _asked = False
+_known: dict[int, tuple[int, str]] = {}  # blocks that the observer was told of: size and line
 
 
 class History:
@@ -38,7 +39,6 @@ class History:
             self._record("state", context="state", stacks="python")
         # From when the program asks for a history of its own, it is the program's.
         setattr(torch.cuda.memory, "_record_memory_history", self._program_records)  # noqa: B010
-        self._known: dict[int, tuple[int, str]] = {}
         self._reads = 0
         self._spent = 0.0
         self._began = time.monotonic()
@@ -57,14 +57,14 @@ class History:
             for block in segment["blocks"]
             if block["state"] == "active_allocated"
         }
-        for address, (size, site) in list(self._known.items()):
+        for address, (size, site) in list(_known.items()):
             if address not in blocks or blocks[address][1:] != (size, site):
                 _C.device_died(address, size)
-                del self._known[address]
+                del _known[address]
         for address, (device, size, site) in blocks.items():
-            if address not in self._known:
+            if address not in _known:
                 _C.device_born(address, size, device, site)
-                self._known[address] = (size, site)
+                _known[address] = (size, site)
         self._spent += time.monotonic() - now
 
     def _program_records(self, *args: Any, **kwargs: Any) -> None:
@@ -99,7 +99,19 @@ def watch_when_used() -> None:
     torch.cuda._lazy_call(_watch)  # type: ignore[no-untyped-call]
 
 
+def unwatch() -> None:
+    """Ends what can be ended: torch's history if it is used. Another session begins it anew."""
+    global history, _asked
+    if history is not None:
+        history.stop()
+        history, _asked = None, False
+
+
 def _watch() -> None:
+    global _asked
+    if _C.observed_level() == "off":  # the program used CUDA only after watching had ended
+        _asked = False
+        return
     why = _watch_allocator()
     if why:
         global history

@@ -12,9 +12,24 @@ from pathlib import Path
 from typing import NoReturn
 
 from tenure.errors import InputError
-from tenure.inspect.options import Options, environment, make_folder, parse_ranks
+from tenure.inspect.options import (
+    Options,
+    environment,
+    idle_environment,
+    make_folder,
+    parse_ranks,
+    say,
+)
 
-__all__ = ["command_of", "exports", "new_key", "prepared", "run"]
+__all__ = [
+    "command_of",
+    "exports",
+    "idle_exports",
+    "new_key",
+    "prepared",
+    "run",
+    "run_idle",
+]
 
 
 def new_key() -> str:
@@ -81,18 +96,38 @@ def run(arguments: Sequence[str], options: Options) -> NoReturn:
     if importlib.util.find_spec("torch") is None:
         raise InputError("this Python has no torch: run `tenure` from the program's environment")
     ready = replace(prepared(options), run=secrets.token_hex(8), starter=os.getpid())
+    _become(command, environment(ready))
+
+
+def run_idle(arguments: Sequence[str], *, quiet: bool = False) -> NoReturn:
+    """The same without watching: the program only gets the agent that `tenure attach` asks."""
+    command = command_of(arguments)
+    if not quiet:
+        say(f"not watched yet: `tenure attach {os.getpid()}` does that, whenever you want")
+    _become(command, idle_environment())
+
+
+def _become(command: list[str], variables: dict[str, str]) -> NoReturn:
     try:
-        os.execvpe(command[0], command, {**os.environ, **environment(ready)})
+        os.execvpe(command[0], command, {**os.environ, **variables})
     except OSError as error:
         raise InputError(f"cannot start {command[0]}: {error.strerror}") from None
 
 
 def exports(options: Options, style: str) -> str:
     """The variables as lines of a shell, as JSON for Ray's ``runtime_env``, or as a pod's YAML."""
+    return _written(environment(prepared(options)), style)
+
+
+def idle_exports(style: str) -> str:
+    """The same for processes that are not watched, but can be attached to."""
+    return _written(idle_environment(), style)
+
+
+def _written(variables: dict[str, str], style: str) -> str:
     import json
     import shlex
 
-    variables = environment(prepared(options))
     if style == "json":
         return json.dumps({"env_vars": variables})
     if style == "yaml":

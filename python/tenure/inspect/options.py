@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import count
 from pathlib import Path
@@ -18,21 +18,25 @@ from urllib.parse import parse_qsl, urlencode
 from tenure.errors import InputError
 
 __all__ = [
+    "AGENT",
     "LEVELS",
     "SUMMARY",
     "VARIABLE",
     "Options",
     "environment",
+    "idle_environment",
     "make_folder",
     "parse_bytes",
     "parse_ranks",
     "rank_of",
     "recording_names",
     "say",
+    "say_to",
     "world_of",
 ]
 
 VARIABLE = "TENURE"
+AGENT = "agent"  # its value where a process is not watched, but can be attached to
 SUMMARY = 256_000  # bytes that the recording of a rank may take that is only counted
 LEVELS = ("count", "trace", "deep")
 STARTUP = Path(__file__).parent / "startup"
@@ -98,6 +102,8 @@ class Options:
     @classmethod
     def parse(cls, text: str) -> Options:
         """Reads what :meth:`text` wrote; raises ValueError with a sentence."""
+        if text == AGENT:
+            return cls()
         given = dict(parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text)))
         unknown = set(given) - {f.name for f in fields(cls)}
         if unknown:
@@ -161,11 +167,20 @@ def make_folder(folder: Path) -> None:
 
 def environment(options: Options, given: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that make a process and its children be watched."""
+    return _with_hook(options.text(), given)
+
+
+def idle_environment(given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that give a process and its children an idle agent, and no more."""
+    return _with_hook(AGENT, given)
+
+
+def _with_hook(value: str, given: Mapping[str, str]) -> dict[str, str]:
     there = given.get("PYTHONPATH", "")
     # An empty entry among others is the current folder and stays.
     others = [path for path in there.split(os.pathsep) if path != str(STARTUP)] if there else []
     return {
-        VARIABLE: options.text(),
+        VARIABLE: value,
         "PYTHONPATH": os.pathsep.join([str(STARTUP), *others]),
     }
 
@@ -194,8 +209,20 @@ def recording_names(host: str, given: Mapping[str, str] = os.environ) -> Iterato
         yield f"{host}-{rank_of(given)}-{os.getpid()}-{number}.sqlite"
 
 
+_hearer: Callable[[str], None] | None = None
+
+
+def say_to(hearer: Callable[[str], None] | None) -> None:
+    """From now on :func:`say` tells this one instead of stderr; None: stderr again."""
+    global _hearer
+    _hearer = hearer
+
+
 def say(text: str) -> None:
     """One message of Tenure's on stderr, which may be closed by now."""
+    if _hearer is not None:
+        _hearer(text)
+        return
     with contextlib.suppress(OSError, ValueError, AttributeError):
         told = "\n".join(f"tenure: {line}" for line in text.splitlines())
         print(told, file=sys.stderr, flush=True)

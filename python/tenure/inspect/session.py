@@ -26,7 +26,7 @@ from tenure.inspect import constructors, crowd, devices, local, verdicts
 from tenure.inspect.coordinates import found_coordinates, found_gpu
 from tenure.inspect.kinds import marked_tensors
 from tenure.inspect.modules import name_modules
-from tenure.inspect.options import VARIABLE, Options, rank_of, recording_names, say
+from tenure.inspect.options import AGENT, VARIABLE, Options, rank_of, recording_names, say
 from tenure.inspect.redact import redactor, without_names
 from tenure.inspect.source import library_folders
 from tenure.inspect.suspects import are_kept, in_backward_elsewhere, look
@@ -96,7 +96,7 @@ class Session:
         self._judging = threading.Lock()
         try:
             if first.level != "count" and _C.any_tensor():
-                _adopt()
+                self._adopt()
         except BaseException:
             del self._watch  # the exception may keep the rest
             raise
@@ -117,6 +117,11 @@ class Session:
         """Stops watching."""
         self.stop()
         _resume()
+
+    def _adopt(self) -> None:
+        """Makes all storages that are alive known one by one."""
+        with _C.References([]) as references:
+            references.adopt()
 
     def _start(self, options: Options) -> _C.Watch:
         """With a recording, or without if the disk is full."""
@@ -199,8 +204,7 @@ class Session:
         constructors.unwatch()
         self._optimizers.remove()
         self._steps.end()
-        if devices.history is not None:
-            devices.history.stop()
+        devices.unwatch()
         with contextlib.suppress(TenureError):
             name_modules()
         self._mark_kinds()
@@ -407,7 +411,7 @@ class Session:
         self._level = self.options.level
         self._watch.step_up(self._level, self.options.cap)
         with contextlib.suppress(TenureError):
-            _adopt()
+            self._adopt()
         self._watch.spend(time.perf_counter() - began)
         self._watch.put("level", self._level)
         self._watch.note("stepped up", f"{why}: from now on each storage is traced")
@@ -502,6 +506,12 @@ def _resume() -> None:
         watch_from_environment()
 
 
+def stand_in(session: Session | None) -> None:
+    """Makes this the one that gives way when the program watches itself; None: it has ended."""
+    global _session
+    _session = session
+
+
 def _from_environment() -> Options:
     return Options.parse(os.environ.get(VARIABLE, ""))
 
@@ -509,14 +519,8 @@ def _from_environment() -> Options:
 def watch_from_environment() -> None:
     """Watches this process as the variable ``TENURE`` says; the start-up hook calls it."""
     global _session
-    if _session is None and os.environ.get(VARIABLE):
+    if _session is None and os.environ.get(VARIABLE, AGENT) not in {"", AGENT}:
         _session = Session(_from_environment())
-
-
-def _adopt() -> None:
-    """Makes all storages that are alive known one by one."""
-    with _C.References([]) as references:
-        references.adopt()
 
 
 def _install_frames() -> None:

@@ -13,6 +13,7 @@ from tenure.inspect.counted import counted_groups, ranks_like
 from tenure.inspect.places import numbers, where
 
 __all__ = [
+    "CODES",
     "SCHEMA",
     "document",
     "first_screen",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 SCHEMA = 1
+CODES = {"flat": 0, "leak": 1, "growth": 1, "too-short": 3}  # exit statuses
 _ORDER = ("leak", "growth", "flat", "too-short")  # the worst first
 _SHORT = {"held": "held storages"}
 _MOST_GROUPS = 3  # of suspects on the first screen

@@ -9,10 +9,9 @@ from typing import Any
 
 from tenure.errors import InputError
 from tenure.inspect import recordings, verdicts
+from tenure.inspect.verdicts import CODES
 
 __all__ = ["CODES", "why_all", "why_one"]
-
-CODES = {"flat": 0, "leak": 1, "growth": 1, "too-short": 3}
 
 
 def why_all(verdict: verdicts.Document, most: int = 5) -> str:

@@ -3,7 +3,8 @@
 //
 // The allocator calls its trackers on the thread that allocates or frees, under its own lock, so
 // nothing here may allocate on a device or wait. Trackers cannot be taken off again: when nothing
-// is watched this one costs a load and a branch.
+// is watched this one costs a load and a branch, and a look-up for what is freed as long as
+// something lives that was born under watch.
 #include <tenure/core/storage_ref.h>
 #include <tenure/inspect/observer.h>
 

@@ -221,6 +221,47 @@ TEST(Sampler, AThousandLeaveNoDescriptorOpen) {
   EXPECT_EQ(open_files(), before);
 }
 
+TEST(Sampler, AtRestHasNoDescriptorOpenAndGoesOn) {
+  Sampler sampler;
+  sampler.rest();
+  const auto before = open_files();
+  static_cast<void>(sampler.sample());
+  EXPECT_GT(open_files(), before);
+  {
+    const auto refresh = sampler.refresh(1ms);
+    sampler.rest();  // not while someone wants figures
+    EXPECT_GT(next_walk(sampler).pss, 0);
+  }
+  sampler.rest();
+  EXPECT_EQ(open_files(), before);
+  EXPECT_GT(sampler.sample().process.rss, 0);
+}
+
+TEST(Sampler, MayRestWhileOthersSample) {
+  Sampler sampler;
+  std::atomic<int> wrong{0};
+  {
+    std::vector<std::jthread> users;
+    users.reserve(4);
+    for (int i = 0; i < 4; ++i) {
+      users.emplace_back([&] {
+        for (int n = 0; n < 500; ++n) {
+          wrong += sampler.sample().process.rss <= 0;
+          if (n % 50 == 0) {
+            const auto refresh = sampler.refresh(1ms);
+            wrong += next_walk(sampler).pss <= 0;
+          }
+        }
+      });
+    }
+    for (int n = 0; n < 200; ++n) {
+      sampler.rest();
+      std::this_thread::yield();
+    }
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
 TEST(Sampler, MayBeUsedFromManyThreads) {
   Sampler sampler;
   std::vector<std::jthread> users;

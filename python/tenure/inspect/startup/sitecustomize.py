@@ -1,7 +1,8 @@
 """Runs at the start of every Python process below `tenure run`: watches it once it imports torch.
 
-First it gives way to the sitecustomize that would have run without it. It must never break the
-program: whatever goes wrong is one line on stderr.
+Where only an agent is asked for (``TENURE=agent``) it starts that, and imports no torch. First it
+gives way to the sitecustomize that would have run without it. It must never break the program:
+whatever goes wrong is one line on stderr.
 """
 
 import atexit
@@ -12,6 +13,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 _HERE = Path(__file__).resolve().parent
 
@@ -71,8 +73,29 @@ def _say_if_nothing_was_seen(folder: str, began: float) -> None:
         )
 
 
+def _begin_agent() -> None:
+    """By file: to import the package is to import torch."""
+    try:
+        if not _load("tenure._command", _HERE.parents[1] / "_command.py").is_command():
+            _load("tenure.inspect.agent", _HERE.parent / "agent.py").begin()
+    except Exception as error:  # noqa: BLE001  the program goes on
+        print(f"tenure: this process has no agent: {error}", file=sys.stderr)
+
+
+def _load(name: str, path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be run")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _begin() -> None:
     if not os.environ.get("TENURE"):
+        return
+    if os.environ["TENURE"] == "agent":
+        _begin_agent()
         return
     from urllib.parse import parse_qsl
 
