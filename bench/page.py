@@ -1,6 +1,6 @@
 """How long a report of 1e5 storages takes to make, and a browser to open it.
 
-    python bench/page.py
+python bench/page.py
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ def attach(
     from tenure.inspect.options import Options
 
     key = new_key() if redact else ""
-    options = Options(out, level=level.value, redact=key)
+    options = Options(out, level=level.value if level else "trace", redact=key)
     request = command.Request(pid, options, json, seconds, steps, max_pause, timeout)
     with _one_line_errors():
         if once and (out or seconds or steps):
@@ -341,8 +341,9 @@ def report(
     from tenure.report import html as command
 
     with _one_line_errors():
-        _say_what_is_left_out(recordings)
-        made = command.report(recordings, out)
+        found = _say_what_is_left_out(recordings)
+        with _progress() as progress:
+            made = command.report(found, out, progress, ", ".join(map(shown_path, recordings)))
         typer.echo(f"written to {shown_path(made)} ({made.stat().st_size / 1e6:.1f} MB)")
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "opened",
     "peak_of",
     "run_of",
+    "together",
 ]
 
 SCHEMA = 1
@@ -378,10 +379,15 @@ def documents(
 
 def judge(paths: Meant, progress: Progress | None = None) -> verdicts.Document:
     """The verdict on all recordings that are meant, without those that cannot be read."""
-    found, broken = documents(paths, progress)
-    verdict = verdicts.merged(list(found.values()))
+    return together(*documents(paths, progress))
+
+
+def together(
+    found: Mapping[Path, verdicts.Document], broken: Mapping[Path, str]
+) -> verdicts.Document:
+    """The verdict of a job from what :func:`documents` returned."""
     left_out = [{"file": path.name, "why": why} for path, why in broken.items()]
-    return {**verdict, "left_out": left_out}
+    return {**verdicts.merged(list(found.values())), "left_out": left_out}
 
 
 def peak_of(paths: Meant) -> tuple[int, Any]:

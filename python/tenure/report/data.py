@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,16 +37,29 @@ class _Rank:
     meta: dict[str, str]
 
 
-def collected(paths: Sequence[str | Path]) -> dict[str, Any]:
-    """All that a report of these recordings shows; raises InputError for what cannot be read."""
-    ranks = [_read(path) for path in recordings.files_in(paths)]
-    job = verdicts.merged([rank.verdict for rank in ranks])
-    counted = {(told["host"], told["pid"], told["file"]) for told in job["ranks"]}
-    ranks = [r for r in ranks if _key(r) in counted]
+def collected(
+    paths: recordings.Meant, progress: recordings.Progress | None = None, name: str = ""
+) -> dict[str, Any]:
+    """All that a report of these recordings shows; raises InputError if none can be read.
+
+    Args:
+        paths: Folders and files, or what :func:`tenure.inspect.recordings.find` found.
+        progress: Called now and then with how many recordings are judged, of how many.
+        name: What the page is called.
+    """
+    found = recordings.find(paths)
+    judged, broken = recordings.documents(found, progress)
+    job = recordings.together(judged, broken)
+    shown = {id(told) for told in job["ranks"]}
+    ranks = [
+        _read(path, verdict, found.meta[path])
+        for path, verdict in judged.items()
+        if id(verdict["ranks"][0]) in shown
+    ]
     ranks.sort(key=lambda rank: (rank.about["rank"], rank.path.name))
     traced = _traced(ranks)
     return {
-        "name": ", ".join(verdicts.shown_path(path) for path in paths),
+        "name": name or verdicts.shown_path(found.files[0].parent),
         "verdict": job["verdict"],
         "screen": verdicts.first_screen(job).splitlines(),
         "unit": job["ranks"][0].get("unit", "step"),
@@ -62,16 +76,9 @@ def collected(paths: Sequence[str | Path]) -> dict[str, Any]:
     }
 
 
-def _key(rank: _Rank) -> tuple[Any, ...]:
-    told = rank.verdict["ranks"][0]
-    return told["host"], told["pid"], told["file"]
-
-
-def _read(path: Path) -> _Rank:
-    verdict = recordings.document_of(path)
-    with opened(path) as recorded:
-        rows = list(recorded.steps())
-        meta = recorded.meta
+def _read(path: Path, verdict: verdicts.Document, meta: dict[str, str]) -> _Rank:
+    with recordings.opened(path) as connection:
+        rows = _rows(connection)
     top = max(rows, key=lambda row: row["peak"], default={"peak": 0, "step": 0})
     told = verdict["ranks"][0]
     about = {
@@ -83,25 +90,27 @@ def _read(path: Path) -> _Rank:
         "steps": told["steps"],
         "grows": told["bytes_per_step"],
         "coordinates": told["coordinates"],
+        "gpu": told.get("gpu", ""),
         "level": meta.get("level", ""),
         "peak": top["peak"],
         "peak_step": top["step"],
     }
-    kept = _thinned(rows)
     curves = {
-        "held": [row["held"] for row in kept],
-        "peak": [row["peak"] for row in kept],
-        "os": [row.get("device_used") or row.get("rss") or 0 for row in kept],
+        "held": [row["held"] for row in rows],
+        "peak": [row["peak"] for row in rows],
+        "os": [row["device_used"] or row["rss"] or 0 for row in rows],
     }
-    return _Rank(path, verdict, about, [row["step"] for row in kept], curves, meta)
+    return _Rank(path, verdict, about, [row["step"] for row in rows], curves, meta)
 
 
-def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _rows(connection: sqlite3.Connection) -> list[dict[str, Any]]:
     """So many that a curve has room for them: of each stretch the row with the highest peak."""
-    width = max(1, -(-len(rows) // _MOST_POINTS))
-    return [
-        max(rows[at : at + width], key=lambda row: row["peak"]) for at in range(0, len(rows), width)
-    ]
+    connection.row_factory = sqlite3.Row
+    first, last = connection.execute("SELECT min(step), max(step) FROM steps").fetchone()
+    width = 1 + ((last or 0) - (first or 0)) // _MOST_POINTS
+    # With max() SQLite gives the other columns of the row that has it.
+    sql = "SELECT step, held, max(peak) AS peak, rss, device_used FROM steps GROUP BY step / ?"
+    return [dict(row) for row in connection.execute(sql, [width])]
 
 
 def _memory(ranks: Sequence[_Rank]) -> dict[str, Any]:
@@ -158,7 +167,7 @@ def _suspects(job: verdicts.Document) -> list[dict[str, Any]]:
         paths = [verdicts.path_from_root(first, way) for way in range(len(first["holders"]))]
         out.append(
             {
-                "lines": verdicts.suspect_lines(group, job["ranks"]),
+                "lines": verdicts.suspect_lines(group, job["ranks"], job["counted"]),
                 "ranks": sorted({suspect["rank"] for suspect in group}),
                 "cycle": first["cycle"],
                 "advice": first["advice"],
@@ -188,8 +197,10 @@ def _traced(ranks: Sequence[_Rank]) -> list[tuple[dict[str, Any], list[Life]]]:
         (rank for rank in ranks if rank.about["level"] != "count"),
         key=lambda rank: (not rank.verdict["suspects"], -rank.about["peak"]),
     )
-    out = []
+    out: list[tuple[dict[str, Any], list[Life]]] = []
     for rank in order[:_MOST_TRACED]:
+        if sum(len(lives) for _, lives in out) > _MOST_STORAGES:
+            break  # there is no room for more
         with opened(rank.path) as recorded:
             lives = _lives(recorded)
         if lives:

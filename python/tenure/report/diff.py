@@ -43,10 +43,10 @@ class Run:
 
 def run_of(paths: Sequence[str | Path]) -> Run:
     """Reads a run; raises InputError for what is none."""
-    files = recordings.files_in(paths)
-    job = verdicts.merged([recordings.document_of(path) for path in files])
+    judged, broken = recordings.documents(paths)
+    job = recordings.together(judged, broken)
     peaks = []
-    for path in files:
+    for path in judged:
         with opened(path) as recorded:
             top = max(recorded.steps(), key=_height, default=None)
             if top is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tenure.errors import InputError
+from tenure.inspect import recordings
 from tenure.report.data import as_block, collected
 from tenure.report.files import whole
 
@@ -17,17 +17,24 @@ _TEXTS = ("common.js", "suspects.js", "storages.js", "ranks.js")
 _PLOTS = ("memory.js", "peak.js")  # after Plotly, which takes a while: all else is there by then
 
 
-def report(paths: Sequence[str | Path], out: str | Path) -> Path:
+def report(
+    paths: recordings.Meant,
+    out: str | Path,
+    progress: recordings.Progress | None = None,
+    name: str = "",
+) -> Path:
     """Writes the page.
 
     Args:
         paths: Folders that `tenure run` made, or files.
         out: The file to write.
+        progress: Called now and then with how many recordings are judged, of how many.
+        name: What the page is called; default: the folder.
 
     Returns:
         That file.
     """
-    text = rendered(collected(paths))
+    text = rendered(collected(paths, progress, name))
     try:
         with whole(Path(out)) as file:
             file.write(text)

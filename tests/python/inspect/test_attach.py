@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attaching import TRAINING, TRAINS, Program, attach, command, running, runtime_folder
 
+from attaching import TRAINING, TRAINS, Program, attach, command, running, runtime_folder
 from tenure.inspect import agent, recordings
 from tenure.inspect import attach as client
 from tenure.inspect.options import Options

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attaching import Program, attach, command, running, runtime_folder
 
+from attaching import Program, attach, command, running, runtime_folder
 from tenure.inspect import agent
 
 NOBODY = 65534

@@ -14,11 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from watched import ROOT, tenure_run
 
 from tenure.errors import InputError
 from tenure.inspect import crowd, recordings, verdicts
 from tenure.inspect.options import SUMMARY, Options, environment, parse_ranks
+from watched import ROOT, tenure_run
 
 # Until rank 3, which keeps what it makes, has been traced for half as long as it was counted.
 JOB = """

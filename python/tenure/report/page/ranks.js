@@ -9,7 +9,7 @@
   byId("ranks-table").tHead.append(element("tr", {}, ...head.map((text) => element("th", { scope: "col" }, text))));
   byId("ranks-table").tBodies[0].append(...ranks.slice(0, most).map((rank) => row([rank.rank, "number"],
     [rank.verdict], [`${bytesText(rank.grows)}/${data.unit}`, "number"], [bytesText(rank.peak), "number"],
-    [`${data.unit} ${rank.peak_step}`, "number"], [rank.steps.toLocaleString("en"), "number"], [rank.host, "code"],
+    [`${data.unit} ${rank.peak_step}`, "number"], [rank.steps.toLocaleString("en"), "number"], [rank.gpu === "" ? rank.host : `${rank.host}, GPU ${rank.gpu}`, "code"],
     [place(rank)], [rank.level])));
   if (ranks.length > most) {
     byId("ranks-text").textContent = `and ${(ranks.length - most).toLocaleString("en")} more`;
