@@ -125,7 +125,8 @@ def _memory(ranks: Sequence[_Rank]) -> dict[str, Any]:
         values = np.full((len(ranks), len(grid)), np.nan)
         for row, rank in zip(values, ranks, strict=True):
             if rank.steps:
-                row[:] = np.interp(grid, rank.steps, rank.curves[name], right=np.nan)
+                row[:] = np.interp(grid, rank.steps, rank.curves[name])
+                row[grid > rank.steps[-1] + last / _MOST_POINTS] = np.nan  # it had ended
         low, middle, high = np.nanpercentile(values, [5, 50, 95], axis=0)
         bands[name] = {
             "low": low.round().tolist(),
