@@ -230,6 +230,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.ranks < STAGES * GPUS or options.ranks % (STAGES * GPUS):
         sys.exit(f"--ranks must be a multiple of {STAGES * GPUS}")
+    if options.only_make and not options.out:
+        sys.exit("--only-make needs --out, or nothing would be left")
     if options.out and any(options.out.glob("*.sqlite")):
         sys.exit(f"{options.out} has recordings already: give --out an empty folder")
     with tempfile.TemporaryDirectory() as folder:
