@@ -2,7 +2,7 @@
 
     python bench/ranks.py [--ranks 2048] [--out FOLDER] [--steps 4000] [--only-make]
 
-A small program really runs under `tenure run` as some ranks of such a job: one that is only
+A small program is really watched as some ranks of such a job: one that is only
 counted, the lowest of a stage, the lowest of the stage that leaks, and one that leaks by itself.
 The others are copies of these with a place, a host, a pid and a pace of their own: 8 stages, data
 parallel over what is left, 8 tensor-parallel ranks that are a host's GPUs. The bars are those of
@@ -19,21 +19,24 @@ import argparse
 import json
 import os
 import random
+import runpy
 import shutil
 import sqlite3
 import subprocess
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import tables
+import torch._dynamo  # the first step of an optimizer would import it
 from rich.progress import track
 
+import tenure
 from tenure.inspect import recordings, verdicts
+from tenure.inspect.options import VARIABLE, Options
 
 STAGES, GPUS = 8, 8
 LEAKING = 2  # stage
@@ -107,22 +110,26 @@ def outlier_of(ranks: int) -> Place:
     return Place(5 * (ranks // STAGES) + ranks // STAGES // 2 + 1, ranks)
 
 
-def recorded(folder: Path, steps: int, place: Place, kind: str) -> Path:
-    """A recording of the program as one rank of the job."""
-    out = folder / f"{kind}-{place.rank}"
-    named = ["--ranks", str(place.rank)] if kind == "alone" else []
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "tenure", "run", "--quiet", "--out", str(out), *named),
-            *("train.py", str(steps), kind, json.dumps(place.coordinates)),
-        ],
-        check=True,
-        cwd=folder,
-        env=os.environ
-        | {"RANK": str(place.rank), "WORLD_SIZE": str(place.ranks), "OMP_NUM_THREADS": "1"},
-    )
-    (file,) = out.glob("*.sqlite")
-    return file
+def start(folder: Path, steps: int, place: Place, kind: str) -> int:
+    """Starts the program as one rank of the job, in a child that shares the import of torch."""
+    child = os.fork()
+    if child > 0:
+        return child
+    code = 1
+    try:
+        os.environ |= {
+            VARIABLE: Options(ranks=str(place.rank) if kind == "alone" else "").text(),
+            "RANK": str(place.rank),
+            "WORLD_SIZE": str(place.ranks),
+        }
+        torch.set_num_threads(1)
+        sys.argv = ["train.py", str(steps), kind, json.dumps(place.coordinates)]
+        with tenure.watch(folder / kind, quiet=True):
+            runpy.run_path(str(folder / "train.py"), run_name="__main__")
+        code = 0
+    except BaseException:  # noqa: BLE001  it must not go on as its parent would
+        traceback.print_exc()
+    os._exit(code)
 
 
 class Models:
@@ -131,24 +138,24 @@ class Models:
     def __init__(self, folder: Path, ranks: int, steps: int) -> None:
         stage = ranks // STAGES
         (folder / "train.py").write_text(PROGRAM)
-        run = partial(recorded, folder, steps)
-        wanted = [
-            (Place(1, ranks), "flat"),
-            (Place(stage, ranks), "flat"),
-            (Place(LEAKING * stage, ranks), "stage"),
-            (outlier_of(ranks), "alone"),
-        ]
-        with ThreadPoolExecutor(2) as pool:
-            self.counted, self.lowest, self.leaking, self.alone = pool.map(
-                run, *zip(*wanted, strict=True)
-            )
+        wanted = {
+            "counted": Place(1, ranks),
+            "lowest": Place(stage, ranks),
+            "stage": Place(LEAKING * stage, ranks),
+            "alone": outlier_of(ranks),
+        }
+        children = [start(folder, steps, place, kind) for kind, place in wanted.items()]
+        ended = [os.waitpid(child, 0)[1] for child in children]
+        if any(ended):
+            sys.exit("the program that is recorded failed")
+        self._files = {kind: next((folder / kind).glob("*.sqlite")) for kind in wanted}
 
     def of(self, place: Place) -> Path:
         if place == outlier_of(place.ranks):
-            return self.alone
+            return self._files["alone"]
         if place.is_lowest:
-            return self.leaking if place.leaks else self.lowest
-        return self.counted
+            return self._files["stage" if place.leaks else "lowest"]
+        return self._files["counted"]
 
 
 def copy(model: Path, out: Path, place: Place, draw: random.Random) -> None:
@@ -230,6 +237,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.ranks < STAGES * GPUS or options.ranks % (STAGES * GPUS):
         sys.exit(f"--ranks must be a multiple of {STAGES * GPUS}")
+    if options.only_make and not options.out:
+        sys.exit("--only-make needs --out, or nothing would be left")
     if options.out and any(options.out.glob("*.sqlite")):
         sys.exit(f"{options.out} has recordings already: give --out an empty folder")
     with tempfile.TemporaryDirectory() as folder:

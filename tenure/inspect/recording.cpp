@@ -130,6 +130,8 @@ struct Handle {
   sqlite3* file = nullptr;
 };
 
+constexpr int kTries = 20;  // to be alone with a file that is complete
+constexpr int kPause = 50;  // ms, between them
 constexpr uint64_t kSmall = uint64_t{16}
                             << 20;  // caps below it are of the file, not of its content
 
@@ -186,8 +188,6 @@ Recording::Recording(const std::string& path, uint64_t cap, Redactor redact)
 // What is complete is one file: whoever reads it needs no log and leaves none behind. Someone who
 // reads it just now is waited for, but not for long.
 Recording::~Recording() {
-  constexpr int kTries = 20;
-  constexpr int kPause = 50;  // ms
   for (int i = 0; i < kTries && sqlite3_exec(file_->handle.file, "PRAGMA journal_mode=DELETE",
                                              nullptr, nullptr, nullptr) == SQLITE_BUSY;
        ++i) {

@@ -306,6 +306,20 @@ def test_recordings_of_several_jobs_are_not_mixed(made: Path, tmp_path: Path) ->
     assert (found.files, found.earlier) == ([later], [tmp_path / first.name])
 
 
+def test_no_recordings_and_no_steps_are_a_sentence(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no recordings: give a folder that `tenure run` made"):
+        recordings.judge([tmp_path])
+    one = next(made.glob("*-7-*.sqlite"))
+    shutil.copyfile(one, tmp_path / one.name)
+    with sqlite3.connect(tmp_path / one.name) as connection:
+        connection.execute("DELETE FROM steps")
+    said = verdicts.first_screen(recordings.judge([tmp_path]))
+    assert said.startswith("TOO SHORT over 0 steps: at least 14 are needed")
+    # Beside others it has no part in the verdict.
+    shutil.copyfile(next(made.glob("*-8-*.sqlite")), tmp_path / "other-8-1-0.sqlite")
+    assert [rank["rank"] for rank in recordings.judge([tmp_path])["ranks"]] == [8]
+
+
 def test_read_by_python_it_is_judged_alike(made: Path) -> None:
     for rank in (1, 16, 45):
         path = next(made.glob(f"*-{rank}-*.sqlite"))
