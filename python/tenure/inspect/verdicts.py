@@ -8,7 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CODES", "SCHEMA", "document", "first_screen", "merged", "path_from_root", "site_text"]
+from tenure.inspect import html
+
+__all__ = [
+    "CODES",
+    "SCHEMA",
+    "Verdict",
+    "document",
+    "first_screen",
+    "merged",
+    "path_from_root",
+    "site_text",
+]
 
 SCHEMA = 1
 CODES = {"flat": 0, "leak": 1, "growth": 1, "too-short": 3}  # exit statuses
@@ -16,6 +27,13 @@ _ORDER = ("leak", "growth", "flat", "too-short")  # the worst first
 _SHORT = {"held": "held storages"}
 
 Document = dict[str, Any]
+
+
+class Verdict(Document):
+    """A document that notebooks show as a table; in all else it is the dict."""
+
+    def _repr_html_(self) -> str:
+        return html.verdict_html(self, first_screen(self))
 
 
 def document(
@@ -75,14 +93,14 @@ def document(
         "why": judged["why"],
         "filling": _filling(judged, holdings),
     }
-    return {
-        "schema": SCHEMA,
-        "verdict": judged["verdict"],
-        "steps": judged["steps"],
-        "split": split,
-        "ranks": [rank],
-        "suspects": _by_holder(suspects),
-    }
+    return Verdict(
+        schema=SCHEMA,
+        verdict=judged["verdict"],
+        steps=judged["steps"],
+        split=split,
+        ranks=[rank],
+        suspects=_by_holder(suspects),
+    )
 
 
 def _filling(
@@ -126,14 +144,14 @@ def merged(documents: Sequence[Document]) -> Document:
     ran = _that_train(_one_a_process([d for d in documents if d["steps"] > 0] or list(documents)))
     worst = min(ran, key=lambda d: _ORDER.index(d["verdict"]))
     suspects = [suspect for d in ran for suspect in d["suspects"]]
-    return {
-        "schema": SCHEMA,
-        "verdict": worst["verdict"],
-        "steps": max(d["steps"] for d in ran),
-        "split": worst["split"],
-        "ranks": sorted((d["ranks"][0] for d in ran), key=lambda rank: (rank["rank"], rank["pid"])),
-        "suspects": _by_holder(suspects),
-    }
+    return Verdict(
+        schema=SCHEMA,
+        verdict=worst["verdict"],
+        steps=max(d["steps"] for d in ran),
+        split=worst["split"],
+        ranks=sorted((d["ranks"][0] for d in ran), key=lambda rank: (rank["rank"], rank["pid"])),
+        suspects=_by_holder(suspects),
+    )
 
 
 def _one_a_process(documents: list[Document]) -> list[Document]:
