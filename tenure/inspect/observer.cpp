@@ -267,9 +267,9 @@ class WatchedAllocator final : public c10::Allocator {
     inner_deleter_(data);
   }
 
-  // On some machines torch brings an allocator of its own (mimalloc on aarch64), of whose blocks the
-  // system's malloc cannot tell the size: asked, it reads what happens to lie before the block. A
-  // block of malloc's has its size there, in whole 16 bytes and some bits.
+  // On some machines torch brings an allocator of its own (mimalloc on aarch64), of whose blocks
+  // the system's malloc cannot tell the size: asked, it reads what happens to lie before the block.
+  // A block of malloc's has its size there, in whole 16 bytes and some bits.
   static bool comes_from_malloc(c10::Allocator& allocator) {
     constexpr std::array<size_t, 4> sizes{1000, 3000, 20000, 70000};
     return std::ranges::all_of(sizes, [&](size_t size) {
