@@ -25,6 +25,7 @@ from tenure.inspect.options import Options, say
 __all__ = ["Request", "once", "watch"]
 
 _OUR_PART = 5.0  # seconds beyond what the agent may take
+_ENDING = 2.0  # seconds from when a process closes its connections until it is gone
 _LEFT_BEHIND = (
     "not known: which lines and steps made what is alive now, and what only C++ code holds of it; "
     "who holds it needs no history"
@@ -183,6 +184,9 @@ class _Client:
         )
 
     def _gone(self) -> str:
+        until = time.monotonic() + _ENDING
+        while processes.is_alive(self.pid) and time.monotonic() < until:
+            time.sleep(0.02)
         if processes.is_alive(self.pid):
             return f"process {self.pid} closed the connection: try again"
         return f"process {self.pid} was killed or ended meanwhile: there is no verdict"

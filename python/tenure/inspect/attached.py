@@ -23,7 +23,7 @@ from tenure.inspect.redact import redactor, without_names
 
 __all__ = ["do"]
 
-_ANOTHER_WAY = 2.0  # seconds without a bytecode of the main thread
+_ANOTHER_WAY = 0.2  # seconds in which the main thread could have done it, if it were awake
 _NEWS = 1.0  # seconds between two of what the client is told at least
 _SHARE = 0.01  # of the time may go to judging for the status
 _LAST_WORDS = 5.0  # seconds that a program's end waits for the client to be told
@@ -55,34 +55,33 @@ class _Errand:
         self.agent = agent
         self.line = line
         self._patience = patience
+        self._main = MainThread()
 
     def at_a_safe_moment(self, work: Callable[[], None]) -> float:
         """Has it done and returns the seconds that the program stood still."""
         job = Job(work)
-        main = MainThread()
 
         def other_way(waited: float) -> None:
-            if waited > _ANOTHER_WAY and main.sleeps():
+            if self._main.sleeps() and waited > _ANOTHER_WAY:
                 job.run_if_safe()
             if waited > self._patience and job.give_up():
-                raise AgentError(self._why_not(main))
+                raise AgentError(self._why_not())
 
-        self._wait(job, main, other_way)
+        self._wait(job, other_way)
         return job.seconds
 
     def on_main_thread(self, work: Callable[[], None], is_ready: Callable[[], bool]) -> None:
         """Has it done there; raises AgentError if that thread sleeps."""
         job = Job(work, is_ready)
-        main = MainThread()
 
         def other_way(waited: float) -> None:
-            late = waited > self._patience or (waited > _ANOTHER_WAY and main.sleeps())
+            late = waited > self._patience or (self._main.sleeps() and waited > _ANOTHER_WAY)
             if late and job.give_up():
-                raise AgentError(self._why_not(main))
+                raise AgentError(self._why_not())
 
-        self._wait(job, main, other_way)
+        self._wait(job, other_way)
 
-    def _wait(self, job: Job, main: MainThread, other_way: Callable[[float], None]) -> None:
+    def _wait(self, job: Job, other_way: Callable[[float], None]) -> None:
         began = told = time.monotonic()
         pause = 0.001
         try:
@@ -92,7 +91,7 @@ class _Errand:
                 other_way(now - began)
                 if now - told > _NEWS and not job.is_taken:
                     told = now
-                    self.line.send({"waits": _what_for(main)})
+                    self.line.send({"waits": self._what_for()})
                 self.agent.attend(self.line, 0.0)
                 pause = min(0.05, pause * 1.5)
         except (EOFError, OSError):
@@ -102,19 +101,18 @@ class _Errand:
         if job.error:
             raise AgentError(job.error)
 
-    def _why_not(self, main: MainThread) -> str:
+    def _why_not(self) -> str:
         return (
             f"process {self.agent.pid} could not be looked at for {self._patience:g} s: "
-            f"{_what_for(main)}; try again, or give --timeout more seconds"
+            f"{self._what_for()}; try again, or give --timeout more seconds"
         )
 
-
-def _what_for(main: MainThread) -> str:
-    if in_backward():
-        return "a thread is inside backward(), which changes what a look reads"
-    if main.sleeps():
-        return "its main thread waits for something, and other threads are busy"
-    return "its threads are in long calls"
+    def _what_for(self) -> str:
+        if in_backward():
+            return "a thread is inside backward(), which changes what a look reads"
+        if self._main.sleeps():
+            return "its main thread waits for something, and other threads are busy"
+        return "its threads are in long calls"
 
 
 def _look(errand: _Errand, options: Options) -> None:

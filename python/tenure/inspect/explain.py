@@ -8,7 +8,7 @@ import torch
 
 from tenure import _C
 from tenure._C import LeaseInfo, StorageRef
-from tenure.inspect import holders
+from tenure.inspect import holders, html
 from tenure.storages import need_tensor
 
 __all__ = ["Explanation", "explain"]
@@ -58,6 +58,11 @@ class Explanation:
             lines.append(f"  {self.residue} more {many} from C++ code")
         lines += [f"  would go with {what}: {size:,} bytes in all" for what, size in self.frees]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        first, *rest = str(self).splitlines()
+        return html.block(first, html.items(line.strip() for line in rest))
 
 
 def explain(tensor: torch.Tensor) -> Explanation:

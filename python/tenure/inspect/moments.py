@@ -27,7 +27,7 @@ from tenure.inspect.source import is_library
 __all__ = ["Job", "MainThread", "NotNow", "at_rest", "in_backward"]
 
 _ENGINE = torch.autograd.graph.__file__
-_ASLEEP = 0.5  # seconds without the main thread using the processor
+_ASLEEP = 2.0  # seconds without the main thread using the processor
 _AGAIN = 1.0  # seconds after which a call that may have been dropped is made again
 _REST = 0.1  # seconds that other threads have to come to rest, while the GIL is kept
 

@@ -387,7 +387,9 @@ def together(
 ) -> verdicts.Document:
     """The verdict of a job from what :func:`documents` returned."""
     left_out = [{"file": path.name, "why": why} for path, why in broken.items()]
-    return {**verdicts.merged(list(found.values())), "left_out": left_out}
+    job = verdicts.merged(list(found.values()))
+    job["left_out"] = left_out
+    return job
 
 
 def peak_of(paths: Meant) -> tuple[int, Any]:

@@ -9,12 +9,14 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
+from tenure.inspect import html
 from tenure.inspect.counted import counted_groups, ranks_like
 from tenure.inspect.places import numbers, where
 
 __all__ = [
     "CODES",
     "SCHEMA",
+    "Verdict",
     "document",
     "first_screen",
     "grouped",
@@ -32,6 +34,13 @@ _MOST_GROUPS = 3  # of suspects on the first screen
 _MOST_LINES = 8  # where they are of different ranks
 
 Document = dict[str, Any]
+
+
+class Verdict(Document):
+    """A document that notebooks show as a table; in all else it is the dict."""
+
+    def _repr_html_(self) -> str:
+        return html.verdict_html(self, first_screen(self))
 
 
 def document(
@@ -91,16 +100,16 @@ def document(
         "why": judged["why"],
         "filling": _filling(judged, holdings),
     }
-    return {
-        "schema": SCHEMA,
-        "verdict": judged["verdict"],
-        "steps": judged["steps"],
-        "split": split,
-        "ranks": [rank],
-        "suspects": _by_holder(suspects),
-        "counted": [],
-        "left_out": [],
-    }
+    return Verdict(
+        schema=SCHEMA,
+        verdict=judged["verdict"],
+        steps=judged["steps"],
+        split=split,
+        ranks=[rank],
+        suspects=_by_holder(suspects),
+        counted=[],
+        left_out=[],
+    )
 
 
 def _filling(
@@ -145,16 +154,16 @@ def merged(documents: Sequence[Document]) -> Document:
     worst = min(ran, key=lambda d: _ORDER.index(d["verdict"]))
     suspects = [suspect for d in ran for suspect in d["suspects"]]
     ranks = sorted((d["ranks"][0] for d in ran), key=lambda rank: (rank["rank"], rank["pid"]))
-    return {
-        "schema": SCHEMA,
-        "verdict": worst["verdict"],
-        "steps": max(d["steps"] for d in ran),
-        "split": worst["split"],
-        "ranks": ranks,
-        "suspects": _by_holder(suspects),
-        "counted": counted_groups(ranks),
-        "left_out": [],
-    }
+    return Verdict(
+        schema=SCHEMA,
+        verdict=worst["verdict"],
+        steps=max(d["steps"] for d in ran),
+        split=worst["split"],
+        ranks=ranks,
+        suspects=_by_holder(suspects),
+        counted=counted_groups(ranks),
+        left_out=[],
+    )
 
 
 def _one_a_process(documents: list[Document]) -> list[Document]:

@@ -156,10 +156,10 @@ weights = torch.zeros(1 << 20)
 print("ready", flush=True)
 longest = 0.0
 while True:
-    began = time.perf_counter()
+    began = time.thread_time()  # of which other programs on this machine take nothing
     time.sleep(0.001)
-    if time.perf_counter() - began > longest:
-        longest = time.perf_counter() - began
+    if time.thread_time() - began > longest:
+        longest = time.thread_time() - began
         open("longest", "w").write(str(longest))
 """
 
@@ -172,12 +172,11 @@ def test_a_million_objects_take_less_than_three_seconds(tmp_path: Path) -> None:
         longest = float((tmp_path / "longest").read_text())
         expected = float(ended.stderr.split("for about ")[1].split(" s")[0])
         assert look["objects"] > 1_000_000
-        assert longest <= 3.0
-        assert expected <= 3.0
-        assert longest / 4 < expected < longest * 6, (expected, longest, look["pause"])
-        again = attach(program.pid, "--once")  # by now the agent knows how fast it is
+        assert 0.1 < longest <= 3.0
+        assert longest / 4 < expected < longest * 4, (expected, longest, look["pause"])
+        again = attach(program.pid, "--once")  # by now the agent knows how long it takes
         expected = float(again.stderr.split("for about ")[1].split(" s")[0])
-        assert longest / 3 < expected < longest * 3, (expected, longest)
+        assert expected == pytest.approx(look["pause"], rel=0.2, abs=0.1)
 
 
 SLEEPS = """
@@ -237,9 +236,8 @@ trainer.join()
 def test_a_program_that_trains_on_another_thread(tmp_path: Path) -> None:
     """Its operators run without the GIL while the main thread sleeps: a look must wait for them."""
     with running(tmp_path, THREAD) as program:
-        for _ in range(3):
-            assert client.once(asked(program.pid)) == 0
-            assert client.watch(asked(program.pid, steps=20)) == 0
+        assert client.once(asked(program.pid)) == 0
+        assert client.watch(asked(program.pid, steps=20)) == 0
         program.steps_go_on(20)
         assert (tmp_path / "stderr").read_text() == ""
 
