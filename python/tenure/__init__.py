@@ -89,3 +89,6 @@ if TYPE_CHECKING or not is_command():
         refill,
         release,
     )
+
+# `tenure run` watches a program from when it imports torch, which may have been just now.
+globals().pop("when_ready", lambda: None)()

@@ -247,7 +247,7 @@ def attach(
     from tenure.inspect.options import Options
 
     key = new_key() if redact else ""
-    options = Options(out, level=level.value if level else "trace", redact=key)
+    options = Options(out, level=level.value if level else "trace", redact=key, ranks="all")
     request = command.Request(pid, options, json, seconds, steps, max_pause, timeout)
     with _one_line_errors():
         if once and (out or seconds or steps):

@@ -393,3 +393,11 @@ def test_as_tensor_keeps_the_default_device_and_is_seen(tmp_path: Path) -> None:
     assert run.verdict["verdict"] == "leak", run.err
     assert run.first["site"].endswith("job.py:7")
     assert any("kept" in hop["text"] for hop in run.first["holders"][0])
+
+
+def test_a_program_that_imports_tenure_before_torch(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import tenure\n" + LOOP)
+    run = tenure_run(["job.py"], tmp_path)
+    assert run.code == 0, run.err
+    assert "not watched" not in run.err
+    assert run.verdict["steps"] > 0

@@ -55,6 +55,10 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _watch() -> None:
+    package = sys.modules.get("tenure")
+    if package is not None and getattr(package.__spec__, "_initializing", False):
+        package.when_ready = _watch  # type: ignore[attr-defined]  # it was it that imported torch
+        return
     try:
         from tenure.inspect.session import watch_from_environment
 
