@@ -396,7 +396,7 @@ def test_as_tensor_keeps_the_default_device_and_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_program_that_imports_tenure_before_torch(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text("import tenure\n" + LOOP)
+    (tmp_path / "job.py").write_text("import tenure\n" + LOOP.format(body="pass", end=""))
     run = tenure_run(["job.py"], tmp_path)
     assert run.code == 0, run.err
     assert "not watched" not in run.err
