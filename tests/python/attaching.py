@@ -72,12 +72,14 @@ def runtime_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="attach"))
     before = os.environ.get("XDG_RUNTIME_DIR")
     os.environ["XDG_RUNTIME_DIR"] = str(folder)
-    yield folder
-    if before is None:
-        del os.environ["XDG_RUNTIME_DIR"]
-    else:
-        os.environ["XDG_RUNTIME_DIR"] = before
-    shutil.rmtree(folder)
+    try:
+        yield folder
+    finally:
+        if before is None:
+            del os.environ["XDG_RUNTIME_DIR"]
+        else:
+            os.environ["XDG_RUNTIME_DIR"] = before
+        shutil.rmtree(folder)
 
 
 class Program:
