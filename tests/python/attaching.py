@@ -111,7 +111,7 @@ class Program:
         """What is hooked, how many threads and descriptors there are."""
         (self.folder / "state").unlink(missing_ok=True)
         self.process.send_signal(signal.SIGUSR1)
-        until = time.monotonic() + 30
+        until = time.monotonic() + 90  # a busy disk may take long
         while not (self.folder / "state").exists():
             assert time.monotonic() < until
             time.sleep(0.005)

@@ -111,7 +111,9 @@ def test_who_holds_what_grows_on_the_one_is_named(job: Job) -> None:
     assert {rank["rank"]: rank["verdict"] for rank in verdict["ranks"]}[3] == "leak"
     assert {suspect["rank"] for suspect in verdict["suspects"]} == {3}
     assert "kept (local of main)" in str(verdict["suspects"][0]["holders"])
-    assert "on rank 3 of 4, stage 1, dp 1; others flat · 1 rank only counted" in job.said
+    # Rank 0 may have spoken before the others ended; recordings have all of them.
+    assert "on rank 3 of 4, stage 1, dp 1" in verdicts.first_screen(verdict)
+    assert "1 rank only counted" in job.said
     # Its rows go on where it was counted.
     ((first, last, rows),) = job.ask(3, "SELECT min(step), max(step), count(*) FROM steps")
     assert last - first + 1 >= rows > 60
