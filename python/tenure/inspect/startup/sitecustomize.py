@@ -51,14 +51,18 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             sys.meta_path.remove(self)
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
+        _watch_when_ready()
+
+
+def _watch_when_ready() -> None:
+    package = sys.modules.get("tenure")
+    if package is not None and getattr(package.__spec__, "_initializing", False):
+        package.when_ready = _watch  # type: ignore[attr-defined]  # it was it that imported torch
+    else:
         _watch()
 
 
 def _watch() -> None:
-    package = sys.modules.get("tenure")
-    if package is not None and getattr(package.__spec__, "_initializing", False):
-        package.when_ready = _watch  # type: ignore[attr-defined]  # it was it that imported torch
-        return
     try:
         from tenure.inspect.session import watch_from_environment
 
