@@ -319,7 +319,9 @@ def check(
         if baseline:
             from tenure.report import diff
 
-            worse = diff.over_baseline(diff.run_of([baseline]), diff.run_of(recordings), tolerance)
+            good = diff.run_of([baseline], verdicts.shown_path(baseline))
+            this = diff.run_of(found, "", verdict)
+            worse = diff.over_baseline(good, this, tolerance)
             if worse:
                 typer.echo(worse, err=json)
                 code = 1
@@ -357,10 +359,11 @@ def diff(
 
     tenure diff main.tenure branch.tenure
     """
+    from tenure.inspect.verdicts import shown_path
     from tenure.report import diff as command
 
     with _one_line_errors():
-        runs = [command.run_of([path]) for path in (before, after)]
+        runs = [command.run_of([path], shown_path(path)) for path in (before, after)]
         typer.echo(_as_json(command.compared(*runs)) if json else command.text_of(*runs))
 
 

@@ -21,6 +21,7 @@ from tenure.errors import InputError
 from tenure.inspect import processes, verdicts
 from tenure.inspect.agent import AgentError, Line, peer_of
 from tenure.inspect.options import Options, say
+from tenure.inspect.words import many
 
 __all__ = ["Request", "once", "watch"]
 
@@ -245,11 +246,11 @@ def _connected(pid: int, timeout: float) -> Iterator[socket.socket]:
 
 def look_text(look: dict[str, Any]) -> str:
     """A look as a person reads it, the largest first."""
-    many = _many(look["storages"], "storage")
+    alive = many(look["storages"], "storage")
     share = f"{100 * look['explained']:.1f} % of it explained"
-    lines = [f"{_size(look['bytes'])} alive in {many}, {share}"]
+    lines = [f"{_size(look['bytes'])} alive in {alive}, {share}"]
     for held in look["held"][:_MOST]:
-        count = _many(held["count"], "storage")
+        count = many(held["count"], "storage")
         lines.append(f"{_size(held['bytes']):>12}  {held['text']}, {count}")
         if len(held["path"]) > 1:
             way = " → ".join(hop["text"] for hop in held["path"][1:])
@@ -257,10 +258,10 @@ def look_text(look: dict[str, Any]) -> str:
     if len(look["held"]) > _MOST:
         rest = look["held"][_MOST:]
         nbytes = sum(held["bytes"] for held in rest)
-        lines.append(f"{_size(nbytes):>12}  {_many(len(rest), 'more holder')}; --json has them")
+        lines.append(f"{_size(nbytes):>12}  {many(len(rest), 'more holder')}; --json has them")
     for cycle in look["cycles"][:_MOST]:
         free = "Python's collector frees them" if cycle["collectable"] else "nothing frees them"
-        shown = f"{_many(cycle['count'], 'cycle')}, {free}: {cycle['text']}"
+        shown = f"{many(cycle['count'], 'cycle')}, {free}: {cycle['text']}"
         lines.append(f"{_size(cycle['bytes']):>12}  {shown}")
     if look["residue"]:
         lines.append(f"{_size(look['residue']):>12}  held from C++ code alone")
@@ -293,7 +294,7 @@ class _StatusLine:
         kind = status["verdict"]
         unit = status["unit"]
         text = (
-            f"{_many(status['steps'], unit)} watched, at {unit} {status['last']:,} · "
+            f"{many(status['steps'], unit)} watched, at {unit} {status['last']:,} · "
             f"{_size(status['held'])} held · {kind.replace('-', ' ')} so far"
         )
         if kind in {"leak", "growth"}:
@@ -322,10 +323,6 @@ def _write(path: str, document: dict[str, Any]) -> None:
 def _plain(text: str) -> str:
     """What a terminal may be given: names may have anything in them."""
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
 def _size(nbytes: float) -> str:

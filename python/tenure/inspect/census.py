@@ -11,6 +11,7 @@ import torch  # noqa: F401  the extension needs its libraries loaded
 
 from tenure import _C
 from tenure.inspect import holders
+from tenure.inspect.words import size
 
 __all__ = ["Census", "Cycle", "Held", "census", "census_in", "cycles_in"]
 
@@ -77,14 +78,14 @@ class Census:
 
     def __str__(self) -> str:
         """Some lines."""
-        lines = [f"{_mb(self.nbytes)} alive, {_mb(self.rooted)} of it held by name"]
-        lines += [f"  {_mb(h.nbytes)}  {h.holder}, {h.count:,} storages" for h in self.held]
+        lines = [f"{size(self.nbytes)} alive, {size(self.rooted)} of it held by name"]
+        lines += [f"  {size(h.nbytes)}  {h.holder}, {h.count:,} storages" for h in self.held]
         del lines[1 + _MOST_TOLD :]
         for cycle in self.cycles[:_MOST_TOLD]:
             free = "Python's collector frees them" if cycle.collectable else "nothing frees them"
-            lines.append(f"  {_mb(cycle.nbytes)}  {cycle.count:,} cycles, {free}: {cycle.path}")
+            lines.append(f"  {size(cycle.nbytes)}  {cycle.count:,} cycles, {free}: {cycle.path}")
         if self.residue:
-            lines.append(f"  {_mb(self.residue)}  held from C++ code alone")
+            lines.append(f"  {size(self.residue)}  held from C++ code alone")
         return "\n".join(lines)
 
 
@@ -154,7 +155,3 @@ def _cycle_text(elements: Sequence[holders.Element]) -> str:
     way = min(ways, key=lambda way: [(kind, type(shown).__name__) for kind, shown, *_ in way])
     hops = holders.retention_path([*way, *way[:1]])
     return holders.path_text([*hops[:-1], holders.Hop("cycle", "and around")])
-
-
-def _mb(nbytes: int) -> str:
-    return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 50_000 else f"{nbytes / 1e3:,.1f} kB"

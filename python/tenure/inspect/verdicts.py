@@ -12,6 +12,7 @@ from typing import Any
 from tenure.inspect import html
 from tenure.inspect.counted import counted_groups, ranks_like
 from tenure.inspect.places import numbers, where
+from tenure.inspect.words import many
 
 __all__ = [
     "CODES",
@@ -238,7 +239,7 @@ def _counted_lines(counted: Sequence[Document], ranks: Sequence[Document]) -> li
         again = f"run again with --ranks {group['ranks'][0]} to see who holds it"
         lines.append(f"{growth} on {where(some, ranks)}, only counted: {again}")
     if len(alone) > _MOST_LINES:
-        lines.append(f"… and {_many(len(alone) - _MOST_LINES, 'more group')} of ranks")
+        lines.append(f"… and {many(len(alone) - _MOST_LINES, 'more group')} of ranks")
     return lines
 
 
@@ -246,7 +247,7 @@ def _left_out_lines(verdict: Document) -> list[str]:
     left_out = verdict.get("left_out", [])
     lines = [f"left out: {one['why']}" for one in left_out[:_MOST_GROUPS]]
     more = len(left_out) - len(lines)
-    return [*lines, f"left out: {_many(more, 'more recording')}"] if more else lines
+    return [*lines, f"left out: {many(more, 'more recording')}"] if more else lines
 
 
 def _spokesman(verdict: Document) -> Document:
@@ -308,7 +309,7 @@ def suspect_lines(
     count = sum(s["count"] for s in mine)
     by = f" by {first['op']}" if first["op"] else ""
     made = by + (f" in {first['module']}" if first["module"] else "")
-    more = f" and {_many(len(mine) - 1, 'more place')}" if len(mine) > 1 else ""
+    more = f" and {many(len(mine) - 1, 'more place')}" if len(mine) > 1 else ""
     growth = _mb(sum(s["bytes_per_step"] for s in mine))
     line = f"{site_text(first)}{more}"
     held_on = {suspect["rank"] for suspect in group}
@@ -316,7 +317,7 @@ def suspect_lines(
     on = where([r for r in ranks if r["rank"] in held_on | like], ranks)
     on = f" on {on}" if len(ranks) > 1 else ""
     unit = ranks[0].get("unit", "step")
-    lines = [f"{_many(count, 'storage')}, {growth}/{unit}, made{made} at {line}{on}"]
+    lines = [f"{many(count, 'storage')}, {growth}/{unit}, made{made} at {line}{on}"]
     if like:
         others = f"other {len(like):,} were" if len(like) > 1 else "other was"
         traced = numbers(sorted(held_on))
@@ -370,12 +371,8 @@ def _ranks_line(verdict: Document) -> str:
     on = where(list(compress(ranks, alike)), ranks, f" of {len(ranks):,}")
     counted = sum(r.get("level") == "count" for r in ranks)
     if 0 < counted < len(ranks):
-        told = f"{_many(counted, 'rank')} only counted · {told}"
+        told = f"{many(counted, 'rank')} only counted · {told}"
     return f"on {on}{rest} · {told}"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
 def _mb(value: float) -> str:

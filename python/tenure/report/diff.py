@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from tenure.errors import InputError
 from tenure.inspect import recordings, verdicts
+from tenure.inspect.words import size
 from tenure.report.lives import Life, opened
 from tenure.report.peak import Peak, module_of, peak_of
 
@@ -41,17 +42,26 @@ class Run:
     parts: dict[str, Counter[str]]
 
 
-def run_of(paths: Sequence[str | Path]) -> Run:
-    """Reads a run; raises InputError for what is none."""
-    judged, broken = recordings.documents(paths)
-    job = recordings.together(judged, broken)
+def run_of(paths: recordings.Meant, name: str, job: verdicts.Document | None = None) -> Run:
+    """Reads a run; raises InputError for what is none.
+
+    Args:
+        paths: Folders and files, or what :func:`tenure.inspect.recordings.find` found.
+        name: What it is called.
+        job: The verdict on them, if it is known.
+    """
+    found = recordings.find(paths)
+    job = job or recordings.judge(found)
     peaks = []
-    for path in judged:
-        with opened(path) as recorded:
-            top = max(recorded.steps(), key=_height, default=None)
-            if top is not None:
-                traced = recorded.meta.get("level") != "count"
-                peaks.append((_height(top), traced, path, recorded.rank, top["step"], top["peak"]))
+    for path in found.files:
+        with suppress(InputError), recordings.opened(path) as connection:  # the verdict names it
+            # With max() SQLite gives the other columns of the row that has it.
+            sql = "SELECT max(max(peak, coalesce(device_allocated, 0))), step, peak FROM steps"
+            height, step, counted = connection.execute(sql).fetchone()
+            if height is not None:
+                meta = found.meta[path]
+                traced = meta.get("level") != "count"
+                peaks.append((height, traced, path, int(meta.get("rank", 0)), step, counted))
     peaks.sort(key=lambda one: one[:2], reverse=True)
     parts: dict[str, Counter[str]] = {}
     with_lives = next((one for one in peaks if one[1]), None)
@@ -60,7 +70,7 @@ def run_of(paths: Sequence[str | Path]) -> Run:
         with opened(path) as recorded:
             parts = _parts(peak_of(list(recorded.lives()), step, counted))
     return Run(
-        ", ".join(verdicts.shown_path(path) for path in paths),
+        name,
         job["verdict"],
         job["ranks"][0].get("unit", "step"),
         max(rank["bytes_per_step"] for rank in job["ranks"]),
@@ -68,10 +78,6 @@ def run_of(paths: Sequence[str | Path]) -> Run:
         peaks[0][3] if peaks else 0,
         parts,
     )
-
-
-def _height(row: dict[str, Any]) -> int:
-    return max(row["peak"] or 0, row.get("device_allocated") or 0)
 
 
 def _parts(peak: Peak) -> dict[str, Counter[str]]:
@@ -130,7 +136,7 @@ def text_of(before: Run, after: Run) -> str:
     part = f", {100 * change['peak'] / before.peak:+.1f} %" if before.peak else ""
     slopes = f"{_signed(before.grows)}/{before.unit} → {_signed(after.grows)}/{after.unit}"
     out = [
-        f"peak   {_mb(before.peak)} → {_mb(after.peak)} ({_signed(change['peak'])}{part})",
+        f"peak   {size(before.peak)} → {size(after.peak)} ({_signed(change['peak'])}{part})",
         f"slope  {slopes} ({before.verdict} → {after.verdict})",
     ]
     for by in _BY:
@@ -138,7 +144,7 @@ def text_of(before: Run, after: Run) -> str:
         if rows:
             out += ["", f"{'by ' + by:<44}{'before':>12}{'after':>12}{'change':>13}"]
         for row in rows[:_MOST]:
-            sizes = f"{_mb(row['before']):>12}{_mb(row['after']):>12}"
+            sizes = f"{size(row['before']):>12}{size(row['after']):>12}"
             out.append(f"  {row['name']:<42}{sizes}{_signed(row['after'] - row['before']):>13}")
         if len(rows) > _MOST:
             out.append(f"  … and {len(rows) - _MOST} more; --json has them all")
@@ -159,9 +165,10 @@ def over_baseline(before: Run, after: Run, tolerance: float) -> str:
         )
         made = f", most of it {most['name']}" if most else ""
         grown = (
-            f"{_mb(before.peak)} → {_mb(after.peak)}, {100 * (after.peak / before.peak - 1):+.1f} %"
+            f"{size(before.peak)} → {size(after.peak)}, "
+            f"{100 * (after.peak / before.peak - 1):+.1f} %"
             if before.peak
-            else _mb(after.peak)
+            else size(after.peak)
         )
         said.append(f"peak over that of {before.name}: {grown}{made}")
     if after.verdict in {"leak", "growth"} and before.verdict == "flat":
@@ -171,9 +178,5 @@ def over_baseline(before: Run, after: Run, tolerance: float) -> str:
     return "\n".join(said)
 
 
-def _mb(value: float) -> str:
-    return f"{value / 1e6:,.1f} MB" if abs(value) >= 5e4 else f"{value / 1e3:,.1f} kB"
-
-
 def _signed(value: float) -> str:
-    return f"{'+' if value >= 0 else '-'}{_mb(abs(value))}"
+    return f"{'+' if value >= 0 else '-'}{size(abs(value))}"

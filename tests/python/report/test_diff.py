@@ -45,7 +45,7 @@ def tenure(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_larger_batch_is_activations(runs: dict[str, Path]) -> None:
-    before, after = run_of([runs["main"]]), run_of([runs["large"]])
+    before, after = run_of([runs["main"]], "main"), run_of([runs["large"]], "large")
     change = compared(before, after)
     assert change["peak"] > 1984 * 128 * 4
     kinds = {row["name"]: row["after"] - row["before"] for row in change["kind"]}
@@ -57,13 +57,13 @@ def test_a_larger_batch_is_activations(runs: dict[str, Path]) -> None:
 
 
 def test_a_leak_is_a_slope(runs: dict[str, Path]) -> None:
-    text = text_of(run_of([runs["main"]]), run_of([runs["leaks"]]))
+    text = text_of(run_of([runs["main"]], "main"), run_of([runs["leaks"]], "leaks"))
     assert "(flat → leak)" in text
     assert "train.py:14" in text
 
 
 def test_a_run_is_as_large_as_itself(runs: dict[str, Path]) -> None:
-    run = run_of([runs["main"]])
+    run = run_of([runs["main"]], "main")
     assert "nothing grew" in text_of(run, run)
     assert over_baseline(run, run, 0) == ""
 
@@ -71,7 +71,7 @@ def test_a_run_is_as_large_as_itself(runs: dict[str, Path]) -> None:
 def test_what_was_only_counted_says_so(runs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     counted = tenure_run(["train.py", "64", "no"], tmp_path, "--level", "count").folder
-    text = text_of(run_of([runs["main"]]), run_of([counted]))
+    text = text_of(run_of([runs["main"]], "main"), run_of([counted], "counted"))
     assert "was only counted: record with --level trace" in text
     assert text.startswith("peak ")
 
