@@ -24,6 +24,8 @@ void translate(std::exception_ptr thrown) {
     raise_as("LeaseError", error);
   } catch (const tenure::MutationError& error) {
     raise_as("MutationError", error);
+  } catch (const tenure::BudgetError& error) {
+    raise_as("BudgetError", error);
   } catch (const tenure::InputError& error) {
     raise_as("InputError", error);
   } catch (const tenure::Error& error) {

@@ -18,6 +18,7 @@ from tenure._command import is_command  # noqa: E402
 from tenure._paths import cmake_prefix_path  # noqa: E402
 
 __all__ = [
+    "BudgetError",
     "Census",
     "Explanation",
     "Fence",
@@ -28,6 +29,8 @@ __all__ = [
     "Ledger",
     "MemoryGrows",
     "MutationError",
+    "Offload",
+    "OffloadStats",
     "Owner",
     "ReleaseError",
     "Sample",
@@ -65,6 +68,7 @@ __all__ = [
 if TYPE_CHECKING or not is_command():
     from tenure.clock import on_step, step, steps
     from tenure.errors import (
+        BudgetError,
         InputError,
         LeaseError,
         MutationError,
@@ -80,6 +84,7 @@ if TYPE_CHECKING or not is_command():
     from tenure.inspect.flat import MemoryGrows, assert_flat
     from tenure.inspect.session import Session, watch
     from tenure.leases import Lease, Leases, Ledger, Owner, Totals, hold, leases, ledger
+    from tenure.offload import Offload, OffloadStats
     from tenure.samples import Sample, refresh_samples, sample
     from tenure.scopes import Scope, scope
     from tenure.storages import (

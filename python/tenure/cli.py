@@ -146,7 +146,8 @@ def run(
       tenure run -- accelerate launch train.py
     """
     from tenure.inspect import launch
-    from tenure.inspect.options import Options, parse_bytes
+    from tenure._inputs import parse_bytes
+    from tenure.inspect.options import Options
 
     with _one_line_errors():
         if agent:
@@ -302,7 +303,7 @@ def check(
     from tenure.inspect import recordings as reading
     from tenure.inspect import verdicts
     from tenure.inspect import why as command
-    from tenure.inspect.options import parse_bytes
+    from tenure._inputs import parse_bytes
 
     with _one_line_errors():
         limit = parse_bytes(peak) if peak else None

@@ -11,6 +11,7 @@ this tensor cannot be leased: it is on the meta device and has no data
 from __future__ import annotations
 
 __all__ = [
+    "BudgetError",
     "InputError",
     "LeaseError",
     "MutationError",
@@ -48,6 +49,10 @@ class LeaseError(TenureError):
 
 class MutationError(TenureError):
     """A storage was written to while someone relied on its content."""
+
+
+class BudgetError(TenureError):
+    """A limit on memory that cannot be kept; the message says what the least is."""
 
 
 class InputError(TenureError, ValueError):

@@ -41,6 +41,12 @@ class MutationError : public Error {
   using Error::Error;
 };
 
+// A limit on memory that cannot be kept; says what the least is.
+class BudgetError : public Error {
+ public:
+  using Error::Error;
+};
+
 // An argument that cannot mean anything: an unknown owner kind, a name with a newline in it.
 class InputError : public Error {
  public:

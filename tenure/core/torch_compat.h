@@ -15,13 +15,21 @@
 
 // Declared here because its header, graph_task.h, takes ten seconds to compile.
 namespace torch::autograd {
-TORCH_API int get_current_graph_task_id();  // NOLINT(readability-redundant-declaration)
+// NOLINTBEGIN(readability-redundant-declaration)
+TORCH_API int get_current_graph_task_id();
+TORCH_API bool get_current_graph_task_keep_graph();
+// NOLINTEND(readability-redundant-declaration)
 }  // namespace torch::autograd
 
 namespace tenure::compat {
 
 // Whether the calling thread runs a node of a backward pass.
 inline bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+// Whether the backward pass that the calling thread works for was told to retain its graph.
+inline bool backward_retains_graph() {
+  return in_backward() && torch::autograd::get_current_graph_task_keep_graph();
+}
 
 // A slot of our own in ThreadLocalDebugInfo. It became an open set of kinds in 2.13; before that an
 // enum with a fixed underlying type, in which any unused value will do.

@@ -5,6 +5,8 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 
+#include <atomic>
+
 namespace fake_accelerator {
 
 using c10::CachingAllocator::Stat;
@@ -32,13 +34,20 @@ struct Totals {
   int64_t reserved;
 };
 
+std::atomic<AllocationListener> g_listener = nullptr;
+
 // For whoever watches allocations through c10::MemoryReportingInfoBase: torch's profiler, Tenure.
 // Called without the lock, because they may allocate.
 void report(void* data, int64_t bytes, Totals totals, c10::Device device) {
+  if (auto* listener = g_listener.load()) {
+    listener(device.index(), bytes);
+  }
   c10::reportMemoryUsageToProfiler(data, bytes, totals.allocated, totals.reserved, device);
 }
 
 }  // namespace
+
+void tell_allocations(AllocationListener listener) { g_listener = listener; }
 
 Memory& Memory::get() {
   static Memory* memory = new Memory;  // leaked, as Lanes are

@@ -105,6 +105,11 @@ struct MemoryPolicy {
   size_t device_bytes = size_t{1} << 30;
 };
 void set_memory_policy(MemoryPolicy policy);
+
+// Calls `listener` after every allocation (and with negative bytes after every free) on a device,
+// from now on; null: nobody. Not forgotten by reset().
+using AllocationListener = void (*)(c10::DeviceIndex device, int64_t bytes);
+void tell_allocations(AllocationListener listener);
 MemoryPolicy memory_policy();
 
 }  // namespace fake_accelerator

@@ -65,6 +65,13 @@ PYBIND11_MODULE(fake_accelerator, m) {
         py::arg("reuse_freed") = defaults.reuse_freed,
         py::arg("device_bytes") = defaults.device_bytes, NoGil());
 
+  m.def(
+      "tell_allocations",
+      [](uintptr_t listener) {
+        fake::tell_allocations(reinterpret_cast<fake::AllocationListener>(listener));
+      },
+      py::arg("address_of_listener"));
+
   define_device_module(m);
   torch.attr("_register_device_module")("fake", m);
 }

@@ -26,7 +26,6 @@ __all__ = [
     "environment",
     "idle_environment",
     "make_folder",
-    "parse_bytes",
     "parse_ranks",
     "rank_of",
     "recording_names",
@@ -40,17 +39,6 @@ AGENT = "agent"  # its value where a process is not watched, but can be attached
 SUMMARY = 256_000  # bytes that the recording of a rank may take that is only counted
 LEVELS = ("count", "trace", "deep")
 STARTUP = Path(__file__).parent / "startup"
-_UNITS = {
-    "": 1,
-    "k": 1e3,
-    "m": 1e6,
-    "g": 1e9,
-    "t": 1e12,
-    "ki": 2**10,
-    "mi": 2**20,
-    "gi": 2**30,
-    "ti": 2**40,
-}
 
 
 @dataclass(frozen=True)
@@ -128,17 +116,6 @@ class Options:
             )
         except ValueError:
             raise ValueError(f"{VARIABLE} has a setting that should be a number") from None
-
-
-def parse_bytes(text: str) -> int:
-    """``12GiB``, ``500 MB`` or plain bytes."""
-    cleaned = text.strip().lower().removesuffix("b").strip()
-    number = cleaned.rstrip("kmgti ")
-    unit = cleaned[len(number) :].strip()
-    try:
-        return int(float(number) * _UNITS[unit])
-    except (KeyError, ValueError):
-        raise InputError(f"'{text}' is no number of bytes: write 12GiB, 500MB or 1048576") from None
 
 
 def parse_ranks(text: str) -> set[int] | None:

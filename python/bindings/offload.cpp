@@ -1,0 +1,156 @@
+// Offload: a session, and the two functions that autograd calls for what it saves.
+#include "bindings.h"
+#include <tenure/core/storage_ref.h>
+#include <tenure/offload/session.h>
+
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace py = pybind11;
+namespace offload = tenure::offload;
+
+namespace {
+
+// Whether it is a view of a parameter or buffer, by what Python knows: frozen ones, and those that
+// FSDP2 has gathered into a storage that was unknown when the session began.
+bool is_parameter(const at::Tensor& tensor) {
+  const auto base = tensor.is_view() ? tensor._base() : tensor;
+  if (base.is_leaf() && base.requires_grad()) {
+    return true;
+  }
+  if (!base.is_leaf()) {
+    return false;
+  }
+  static const auto* const types = new py::tuple(py::make_tuple(
+      py::module_::import("torch.nn").attr("Parameter"),
+      py::module_::import("torch.nn").attr("Buffer")));
+  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(base));
+  return py::isinstance(object, *types);
+}
+
+offload::Saved pack(offload::Session& session, const at::Tensor& tensor) {
+  const auto known = is_parameter(tensor) ? std::optional(offload::Kept::parameter) : std::nullopt;
+  const py::gil_scoped_release no_gil;
+  return session.pack(tensor, known);
+}
+
+// Compiled backwards write into the memory of what they are given.
+offload::Sharing sharing_here() {
+  const auto node = torch::autograd::get_current_node();
+  const bool compiled = node != nullptr && node->name().find("CompiledFunction") != std::string::npos;
+  return compiled ? offload::Sharing::own : offload::Sharing::shared;
+}
+
+at::Tensor unpack(const offload::Saved& saved) {
+  const py::gil_scoped_release no_gil;
+  return offload::Session::unpack(saved, sharing_here());
+}
+
+std::vector<tenure::StorageRef> refs_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<tenure::StorageRef> out;
+  for (const auto& tensor : tensors) {
+    if (tensor.has_storage()) {
+      out.emplace_back(tensor.storage());
+    }
+  }
+  return out;
+}
+
+offload::Options options_from(const std::string& target, const std::string& folder,
+                              std::optional<uint64_t> budget, std::optional<uint64_t> host_limit,
+                              bool raise_when_full, int streams,
+                              std::optional<uint64_t> min_bytes) {
+  offload::Options out;
+  out.target = target == "copy"   ? offload::Target::copy
+               : target == "disk" ? offload::Target::disk
+                                  : offload::Target::host;
+  out.folder = folder;
+  out.budget = budget;
+  out.host_limit = host_limit.value_or(out.host_limit);
+  out.host_full = raise_when_full ? offload::HostFull::raise : offload::HostFull::keep;
+  out.streams = static_cast<offload::Streams>(streams);
+  out.min_bytes = min_bytes;
+  return out;
+}
+
+py::dict kept_of(const offload::Stats& stats) {
+  py::dict out;
+  for (size_t i = 0; i < offload::kKeptReasons; ++i) {
+    if (stats.kept[i].count > 0) {
+      out[offload::kept_text(static_cast<offload::Kept>(i))] =
+          py::make_tuple(stats.kept[i].count, stats.kept[i].bytes);
+    }
+  }
+  return out;
+}
+
+template <auto Member>
+uint64_t bytes_of(const offload::Stats& stats) {
+  return (stats.*Member).bytes;
+}
+template <auto Member>
+uint64_t count_of(const offload::Stats& stats) {
+  return (stats.*Member).count;
+}
+
+}  // namespace
+
+void bind_offload(py::module_& m) {
+  using offload::Stats;
+  py::class_<Stats>(m, "OffloadStats")
+      .def_readonly("steps", &Stats::steps)
+      .def_property_readonly("mode", [](const Stats& self) { return mode_name(self.mode); })
+      .def_property_readonly("saved_bytes", bytes_of<&Stats::saved>)
+      .def_property_readonly("saved_storages", count_of<&Stats::saved>)
+      .def_property_readonly("moved_out_bytes", bytes_of<&Stats::moved_out>)
+      .def_property_readonly("moved_out_storages", count_of<&Stats::moved_out>)
+      .def_property_readonly("moved_in_bytes", bytes_of<&Stats::moved_in>)
+      .def_property_readonly("moved_in_storages", count_of<&Stats::moved_in>)
+      .def_property_readonly("reused_bytes", bytes_of<&Stats::reused>)
+      .def_property_readonly("kept", kept_of)
+      .def_property_readonly("kept_bytes",
+                             [](const Stats& self) {
+                               uint64_t bytes = 0;
+                               for (const auto& kept : self.kept) {
+                                 bytes += kept.bytes;
+                               }
+                               return bytes;
+                             })
+      .def_readonly("host_bytes", &Stats::host_bytes)
+      .def_readonly("most_host_bytes", &Stats::most_host_bytes)
+      .def_readonly("pinned_bytes", &Stats::pinned_bytes)
+      .def_readonly("slabs_taken", &Stats::slabs_taken)
+      .def_readonly("tracked", &Stats::tracked)
+      .def_readonly("exposed_seconds", &Stats::exposed_seconds)
+      .def_readonly("out_bandwidth", &Stats::out_bandwidth)
+      .def_readonly("in_bandwidth", &Stats::in_bandwidth)
+      .def_readonly("peak", &Stats::peak)
+      .def_readonly("promised", &Stats::promised)
+      .def_readonly("least", &Stats::least)
+      .def_readonly("budget", &Stats::budget)
+      .def("__str__", [](const Stats& self) { return stats_text(self); });
+
+  py::class_<offload::Saved>(m, "OffloadSaved");
+
+  using offload::Session;
+  py::class_<Session>(m, "OffloadSession")
+      .def(py::init([](const std::string& target, const std::string& folder,
+                       std::optional<uint64_t> budget, std::optional<uint64_t> host_limit,
+                       bool raise_when_full, int streams, std::optional<uint64_t> min_bytes) {
+             return std::make_unique<Session>(options_from(target, folder, budget, host_limit,
+                                                           raise_when_full, streams, min_bytes));
+           }),
+           py::arg("target"), py::arg("folder"), py::arg("budget"), py::arg("host_limit"),
+           py::arg("raise_when_full"), py::arg("streams"), py::arg("min_bytes"))
+      .def("never",
+           [](Session& self, const std::vector<at::Tensor>& tensors) { self.never(refs_of(tensors)); })
+      .def("begin", &Session::begin, py::call_guard<py::gil_scoped_release>())
+      .def("end", &Session::end, py::call_guard<py::gil_scoped_release>())
+      .def("abandon", &Session::abandon, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("active", &Session::active)
+      .def("pack", &pack)
+      .def_static("unpack", &unpack)
+      .def("settle", &Session::settle, py::call_guard<py::gil_scoped_release>())
+      .def("stats", &Session::stats, py::call_guard<py::gil_scoped_release>());
+}

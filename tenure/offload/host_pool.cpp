@@ -1,0 +1,188 @@
+#include <tenure/core/error.h>
+#include <tenure/core/text.h>
+#include <tenure/offload/host_pool.h>
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace tenure::offload {
+namespace {
+
+// Wide enough for any element type, for a cache line and for the copy engine.
+constexpr size_t kAlign = 512;
+constexpr size_t kPage = 4096;
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+}  // namespace
+
+std::vector<HostPool::Piece> HostPool::take(size_t bytes) {
+  bytes = round_up(bytes, kAlign);
+  std::lock_guard lock(mutex_);
+  size_t available = pinned_ - held_;
+  if (available < bytes) {
+    grow(bytes - available);
+  }
+  std::vector<Piece> out;
+  size_t missing = bytes;
+  while (missing > 0) {
+    // The smallest that fits, else the largest there is.
+    auto best = free_.begin();
+    for (auto it = free_.begin(); it != free_.end(); ++it) {
+      const bool fits = it->second.bytes >= missing;
+      const bool best_fits = best->second.bytes >= missing;
+      if (fits ? !best_fits || it->second.bytes < best->second.bytes
+               : !best_fits && it->second.bytes > best->second.bytes) {
+        best = it;
+      }
+    }
+    out.push_back(cut(best, std::min(missing, best->second.bytes)));
+    missing -= out.back().bytes;
+  }
+  held_ += bytes;
+  most_held_ = std::max(most_held_, held_);
+  return out;
+}
+
+HostPool::Piece HostPool::cut(FreeMap::iterator at, size_t bytes) {
+  Piece piece{at->first, bytes, at->second.busy};
+  auto rest = at->second;
+  free_.erase(at);
+  if (rest.bytes > bytes) {
+    rest.bytes -= bytes;
+    free_.emplace(piece.data + bytes, std::move(rest));
+  }
+  return piece;
+}
+
+void HostPool::grow(size_t bytes) {
+  std::vector<size_t> sizes;
+  if (!source_.rounds_up) {
+    sizes.push_back(round_up(bytes, kPage));
+  } else {
+    // Powers of two that add up to little more: the rest of the last one serves the next.
+    const size_t least = std::max(kPage, std::bit_floor(bytes) / 32);
+    while (bytes > 0) {
+      sizes.push_back(std::max(least, std::bit_floor(bytes)));
+      bytes -= std::min(bytes, sizes.back());
+    }
+  }
+  uint64_t total = pinned_;
+  for (const auto size : sizes) {
+    total += size;
+  }
+  if (total > limit_) {
+    throw BudgetError(text("offloading needs ", bytes_text(total),
+                           " of host memory and its host limit is ", bytes_text(limit_),
+                           ": raise host_limit, or give host_full=\"keep\" to keep on the device "
+                           "what does not fit"));
+  }
+  for (const auto size : sizes) {
+    add_slab(size);
+  }
+}
+
+void HostPool::add_slab(size_t bytes) {
+  auto data = source_.allocate(bytes);
+  auto* begin = static_cast<char*>(data.get());
+  slabs_.emplace(begin, Slab{std::move(data), bytes});
+  pinned_ += bytes;
+  ++taken_;
+  insert(begin, Free{.bytes = bytes, .busy = {}, .age = 0});
+}
+
+void HostPool::give(Piece piece) {
+  std::lock_guard lock(mutex_);
+  held_ -= piece.bytes;
+  insert(piece.data, Free{.bytes = piece.bytes, .busy = std::move(piece.busy), .age = ++age_});
+}
+
+// Joins neighbours of one slab.
+void HostPool::insert(char* data, Free piece) {
+  const auto slab = std::prev(slabs_.upper_bound(data));
+  auto next = free_.lower_bound(data);
+  if (!source_.in_order) {
+    free_.emplace(data, std::move(piece));
+    return;
+  }
+  const auto absorb = [&](const Free& other) {
+    piece.bytes += other.bytes;
+    if (other.age > piece.age) {
+      piece.busy = other.busy;
+      piece.age = other.age;
+    }
+  };
+  if (next != free_.end() && next->first == data + piece.bytes &&
+      next->first < slab->first + slab->second.bytes) {
+    absorb(next->second);
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second.bytes == data && before->first >= slab->first) {
+      absorb(before->second);
+      before->second = std::move(piece);
+      return;
+    }
+  }
+  free_.emplace(data, std::move(piece));
+}
+
+void HostPool::shrink() {
+  std::vector<Slab> ending;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto it = slabs_.begin(); it != slabs_.end();) {
+      const auto& [begin, slab] = *it;
+      const auto whole = free_.find(begin);
+      const bool unused = whole != free_.end() && whole->second.bytes == slab.bytes &&
+                          whole->second.busy.ready();
+      if (!unused || pinned_ - slab.bytes < most_held_) {
+        ++it;
+        continue;
+      }
+      pinned_ -= slab.bytes;
+      free_.erase(whole);
+      ending.push_back(std::move(it->second));
+      it = slabs_.erase(it);
+    }
+    most_held_ = held_;
+  }
+  if (!ending.empty()) {
+    ending.clear();
+    if (source_.trim) {
+      source_.trim();
+    }
+  }
+}
+
+uint64_t HostPool::held() const {
+  std::lock_guard lock(mutex_);
+  return held_;
+}
+
+uint64_t HostPool::pinned() const {
+  std::lock_guard lock(mutex_);
+  return pinned_;
+}
+
+uint64_t HostPool::slabs_taken() const {
+  std::lock_guard lock(mutex_);
+  return taken_;
+}
+
+HostPool::Source host_memory_for(c10::DeviceType type) {
+  if (type == c10::DeviceType::CPU) {
+    return {.allocate = [](size_t bytes) { return c10::GetCPUAllocator()->allocate(bytes); },
+            .trim = {}};
+  }
+  auto* pinned = at::getHostAllocator(type);
+  return {.allocate = [pinned](size_t bytes) { return pinned->allocate(bytes); },
+          .trim = [pinned] { pinned->empty_cache(); },
+          .rounds_up = true};
+}
+
+}  // namespace tenure::offload

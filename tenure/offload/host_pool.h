@@ -1,0 +1,99 @@
+// HostPool: the host memory in which offloaded storages rest. Takes memory in slabs and gives it
+// out by the byte, in as many pieces as it takes, so that what is pinned is what is held: torch's
+// own cache of pinned memory rounds every tensor up to a power of two.
+//
+// Note [Reuse waits on the stream]
+// Memory that is given back may still be written or read by copies that were queued but have not
+// run. It is handed out again at once, together with the fences of those copies: whoever writes to
+// it next makes its stream wait. So no host thread waits, and a step of the same shapes as the last
+// finds all the memory it needs.
+//
+// Any thread may call.
+#pragma once
+
+#include <tenure/core/fence.h>
+
+#include <c10/core/Allocator.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace tenure::offload {
+
+class HostPool {
+ public:
+  // Where slabs come from. `rounds_up`: the source rounds sizes up to powers of two, so ask for
+  // such sizes alone.
+  struct Source {
+    std::function<c10::DataPtr(size_t bytes)> allocate;
+    std::function<void()> trim;  // after slabs were freed; may be empty
+    bool rounds_up = false;
+    // Copies of one direction run in the order in which they are queued, so that of two neighbours
+    // the fences of the younger stand for both.
+    bool in_order = true;
+  };
+  // The last copies that use a piece, one a direction.
+  struct Busy {
+    Fence out;   // writes to the host
+    Fence back;  // reads from it
+    bool ready() const { return out.ready() && back.ready(); }
+  };
+  struct Piece {
+    char* data = nullptr;
+    size_t bytes = 0;
+    Busy busy;  // to be waited for before the first write
+  };
+
+  HostPool(Source source, uint64_t limit) : source_(std::move(source)), limit_(limit) {}
+  HostPool(const HostPool&) = delete;
+  HostPool& operator=(const HostPool&) = delete;
+
+  // Exactly `bytes`, cut only where it must be. Throws BudgetError if that would take more than
+  // the limit, changing nothing.
+  std::vector<Piece> take(size_t bytes);
+  // May be written to again when `busy` is ready.
+  void give(Piece piece);
+  // Gives slabs back that are not needed for as much as was held at once since the last call.
+  void shrink();
+
+  uint64_t held() const;    // given out
+  uint64_t pinned() const;  // taken from the source
+  uint64_t slabs_taken() const;  // ever
+
+ private:
+  struct Free {
+    size_t bytes = 0;
+    Busy busy;
+    uint64_t age = 0;
+  };
+  struct Slab {
+    c10::DataPtr data;
+    size_t bytes = 0;
+  };
+  using FreeMap = std::map<char*, Free>;
+
+  void grow(size_t bytes);
+  void add_slab(size_t bytes);
+  Piece cut(FreeMap::iterator at, size_t bytes);
+  void insert(char* data, Free piece);
+
+  mutable std::mutex mutex_;
+  Source source_;
+  uint64_t limit_;
+  std::map<char*, Slab> slabs_;
+  FreeMap free_;
+  uint64_t held_ = 0;
+  uint64_t most_held_ = 0;  // since the last shrink
+  uint64_t pinned_ = 0;
+  uint64_t taken_ = 0;
+  uint64_t age_ = 0;
+};
+
+// Pinned memory for copies to and from that kind of device, plain memory for the CPU.
+HostPool::Source host_memory_for(c10::DeviceType type);
+
+}  // namespace tenure::offload

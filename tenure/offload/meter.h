@@ -1,0 +1,48 @@
+// Meter: how much of a device's memory its allocator has given out: now, and at most since the last
+// reading. Every meter has its own "last", and none disturbs the allocator's own peaks, which
+// belong to the user.
+//
+// Where someone tells of each allocation (libtenure_cuda does, for CUDA) the peak is exact.
+// Elsewhere it is sampled: the allocator's own peak if that rose, else the higher of two readings.
+//
+// A meter belongs to one thread at a time; device_allocated may be called from any.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+
+namespace tenure::offload {
+
+class Meter {
+ public:
+  struct Level;
+  enum class Precision : uint8_t { none, sampled, traced };
+  struct Reading {
+    int64_t current = 0;
+    int64_t peak = 0;
+  };
+
+  explicit Meter(c10::Device device);
+  ~Meter();
+  Meter(const Meter&) = delete;
+  Meter& operator=(const Meter&) = delete;
+
+  // Zeros where the device has no allocator to ask, as the CPU.
+  Reading read();
+  Precision precision() const { return precision_; }
+
+ private:
+  c10::Device device_;
+  Precision precision_ = Precision::none;
+  Level* level_ = nullptr;  // one of a fixed number that live for ever
+  Reading last_;
+  int64_t last_own_peak_ = 0;
+};
+
+// An allocator gave out `bytes`, or took them back if negative. Never allocates, never waits.
+void device_allocated(c10::Device device, int64_t bytes) noexcept;
+// From now on device_allocated is called for every allocation on devices of that type.
+void allocations_are_told(c10::DeviceType type);
+
+}  // namespace tenure::offload

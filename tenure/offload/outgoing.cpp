@@ -1,0 +1,102 @@
+#include <tenure/core/fork.h>
+#include <tenure/offload/outgoing.h>
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <vector>
+
+namespace tenure::offload {
+namespace {
+
+// How late memory may return while the program is idle. Copies take longer than this, and a look
+// costs a microsecond.
+constexpr auto kLook = std::chrono::milliseconds(1);
+
+}  // namespace
+
+Outgoing::~Outgoing() {
+  if (process_ && process_ != fork_generation()) {
+    new std::jthread(std::move(thread_));  // a forked child has the object but not the thread
+  }
+}
+
+void Outgoing::start_watching() {
+  if (process_ == fork_generation()) {
+    return;
+  }
+  if (process_) {
+    new std::jthread(std::move(thread_));
+  }
+  process_ = fork_generation();
+  thread_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+}
+
+void Outgoing::add(Leaving leaving) {
+  std::lock_guard lock(mutex_);
+  bytes_ += leaving.bytes;
+  leaving_.push_back(std::move(leaving));
+  start_watching();
+  added_.notify_one();
+}
+
+void Outgoing::limit(int64_t bytes, size_t tick, const std::function<void(const Fence&)>& wait) {
+  std::vector<Leaving> ending;  // freed outside the lock: a deleter may take the GIL
+  std::lock_guard lock(mutex_);
+  const auto ours = [&](const Leaving& leaving) {
+    return leaving.gone <= tick && !leaving.needed ? static_cast<int64_t>(leaving.bytes) : 0;
+  };
+  int64_t all = 0;
+  for (const auto& leaving : leaving_) {
+    all += ours(leaving);
+  }
+  for (auto it = leaving_.begin(); it != leaving_.end() && all > std::max<int64_t>(bytes, 0);) {
+    if (it->needed) {
+      ++it;
+      continue;
+    }
+    wait(it->left);
+    all -= ours(*it);
+    bytes_ -= it->bytes;
+    ending.push_back(std::move(*it));
+    it = leaving_.erase(it);
+  }
+}
+
+bool Outgoing::set_needed(const void* key, bool needed) {
+  std::lock_guard lock(mutex_);
+  const auto it = std::ranges::find(leaving_, key, &Leaving::key);
+  if (it == leaving_.end()) {
+    return false;
+  }
+  it->needed = needed;
+  return true;
+}
+
+void Outgoing::settle() {
+  std::vector<Leaving> ending;
+  std::lock_guard lock(mutex_);
+  while (!leaving_.empty() && leaving_.front().left.ready()) {
+    bytes_ -= leaving_.front().bytes;
+    ending.push_back(std::move(leaving_.front()));
+    leaving_.pop_front();
+  }
+}
+
+uint64_t Outgoing::bytes() const {
+  std::lock_guard lock(mutex_);
+  return bytes_;
+}
+
+void Outgoing::watch(const std::stop_token& stop) {
+  while (!stop.stop_requested()) {
+    {
+      std::unique_lock lock(mutex_);
+      added_.wait(lock, stop, [this] { return !leaving_.empty(); });
+      added_.wait_for(lock, stop, kLook, [] { return false; });
+    }
+    settle();
+  }
+}
+
+}  // namespace tenure::offload

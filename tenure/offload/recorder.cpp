@@ -1,0 +1,68 @@
+#include <tenure/offload/recorder.h>
+
+#include <algorithm>
+
+namespace tenure::offload {
+
+void Recorder::begin(Meter* meter) {
+  meter_ = meter;
+  timeline_ = {};
+  alive_.clear();
+  any_needed_ = false;
+  timeline_.at_begin = meter_ != nullptr ? meter_->read().current : 0;
+  peak_ = timeline_.at_begin;
+}
+
+size_t Recorder::saved(const StorageRef& storage, uint64_t bytes) {
+  const auto now = tick();
+  timeline_.saved.push_back({.bytes = bytes, .saved = now});
+  alive_.emplace_back(timeline_.saved.size() - 1, storage);
+  return timeline_.saved.size() - 1;
+}
+
+void Recorder::needed(size_t index) {
+  if (index >= timeline_.saved.size()) {
+    return;
+  }
+  if (timeline_.saved[index].needed == kNever) {
+    const auto now = tick();
+    timeline_.saved[index].needed = now;
+    any_needed_ = true;
+  }
+  auto& saved = timeline_.saved[index];
+  saved.last = timeline_.peak.size() - 1;
+  ++saved.uses;
+}
+
+void Recorder::end() {
+  read();
+  alive_.clear();
+}
+
+size_t Recorder::tick() {
+  read();
+  const auto now = timeline_.peak.size();
+  timeline_.peak.push_back(0);
+  std::erase_if(alive_, [&](const auto& entry) {
+    if (entry.second.alive()) {
+      return false;
+    }
+    timeline_.saved[entry.first].gone = now;
+    return true;
+  });
+  return now;
+}
+
+// Closes the interval that is open.
+void Recorder::read() {
+  if (meter_ == nullptr) {
+    return;
+  }
+  const auto peak = meter_->read().peak;
+  peak_ = std::max(peak_, peak);
+  if (!timeline_.peak.empty()) {
+    timeline_.peak.back() = peak;
+  }
+}
+
+}  // namespace tenure::offload

@@ -1,0 +1,41 @@
+// Recorder: follows a step tick by tick, and turns it into a Timeline. One thread at a time.
+#pragma once
+
+#include <tenure/core/storage_ref.h>
+#include <tenure/offload/meter.h>
+#include <tenure/offload/timeline.h>
+
+#include <utility>
+#include <vector>
+
+namespace tenure::offload {
+
+class Recorder {
+ public:
+  // The step begins. Without a meter, as on the CPU, levels are zero.
+  void begin(Meter* meter);
+
+  // A storage is saved; its index.
+  size_t saved(const StorageRef& storage, uint64_t bytes);
+  // It is needed back. The first time is a tick.
+  void needed(size_t index);
+  // The step is over.
+  void end();
+
+  const Timeline& timeline() const { return timeline_; }
+  // The highest level of the whole step so far.
+  int64_t peak() const { return peak_; }
+  bool any_needed() const { return any_needed_; }
+
+ private:
+  size_t tick();
+  void read();
+
+  Meter* meter_ = nullptr;
+  Timeline timeline_;
+  std::vector<std::pair<size_t, StorageRef>> alive_;  // saved, and still held by someone
+  int64_t peak_ = 0;
+  bool any_needed_ = false;
+};
+
+}  // namespace tenure::offload

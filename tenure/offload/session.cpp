@@ -1,0 +1,41 @@
+#include <tenure/core/error.h>
+#include <tenure/offload/session.h>
+#include <tenure/offload/state.h>
+
+namespace tenure::offload {
+namespace {
+
+void check(const Options& options) {
+  if (options.budget && *options.budget == 0) {
+    throw InputError("a budget of 0 bytes cannot be met: give the most that the device may hold");
+  }
+}
+
+}  // namespace
+
+Session::Session(Options options) {
+  check(options);
+  state_ = std::make_shared<State>(std::move(options));
+}
+
+Session::~Session() = default;
+
+void Session::never(std::vector<StorageRef> storages) { state_->never(std::move(storages)); }
+void Session::begin() { state_->begin(); }
+void Session::end() { state_->end(); }
+void Session::abandon() { state_->abandon(); }
+bool Session::active() const { return state_->active(); }
+
+Saved Session::pack(const at::Tensor& tensor, std::optional<Kept> known) {
+  return state_->pack(tensor, known);
+}
+
+at::Tensor Session::unpack(const Saved& saved, Sharing sharing) {
+  return saved.state_->unpack(saved, sharing);
+}
+
+void Session::settle() { state_->settle(); }
+Stats Session::stats() const { return state_->stats(); }
+const Options& Session::options() const { return state_->options; }
+
+}  // namespace tenure::offload

@@ -1,0 +1,75 @@
+// Session: moves what autograd saves to the host, and back when backward asks. Begin it before a
+// forward, end it after the backward (or after the forward: a backward that comes later is served
+// all the same), again for every step. It learns from the steps: see planner.h.
+//
+//   offload::Session session({.budget = 8 << 30});
+//   session.never(*parameter) for each parameter;
+//   for (...) { offload::Active active(session); loss = net(x); loss.backward(); }
+//
+// Note [By storage]
+// Autograd saves tensors; memory is freed by storages. All views of one storage share one
+// SavedStorage and one copy on the host, and autograd is given none of the tensors to hold, so the
+// storage goes when forward is done with it. It is known by StorageRef and version: never by its
+// address, which the allocator gives to the next one, and not by its storage alone, which may be
+// written to and saved again.
+//
+// Note [Fences of a saved storage]
+// out:   waits for the compute stream (the content) and for earlier users of the host memory.
+// gone:  the storage is let go when its copy is done, or when the compute stream waits for it.
+// back:  waits for the compute stream (whoever had the memory before) and for `out`.
+// use:   the stream that asked waits for `back`.
+// Removing any of these makes a test of tests/python/offload/test_races.py fail.
+//
+// Threads: begin, end and pack are for one thread at a time; unpack and the end of Saved objects
+// may come on any. No call waits for the device.
+#pragma once
+
+#include <tenure/core/storage_ref.h>
+#include <tenure/offload/options.h>
+#include <tenure/offload/saved.h>
+#include <tenure/offload/stats.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace tenure::offload {
+
+// Whether a fetched storage may serve several nodes of a backward, or may be written to by the one
+// that asked (compiled backwards reuse the memory of what they were given).
+enum class Sharing : uint8_t { shared, own };
+
+class Session {
+ public:
+  // Throws InputError for options that make no sense together, or here.
+  explicit Session(Options options);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // These storages stay where they are, from now on. Replaces those named before.
+  void never(std::vector<StorageRef> storages);
+
+  // Throws InputError if it has begun.
+  void begin();
+  // Throws BudgetError if the step has shown that the budget cannot be met; the step itself is
+  // whole, and the session goes on with the least peak there is.
+  void end();
+  // Ends a step that an exception has cut short: nothing is learnt from it, nothing is thrown.
+  void abandon();
+  bool active() const;
+
+  // For autograd's hooks. `known`: why the caller wants the tensor kept.
+  Saved pack(const at::Tensor& tensor, std::optional<Kept> known = {});
+  static at::Tensor unpack(const Saved& saved, Sharing sharing = Sharing::shared);
+
+  // Lets go what has been copied. Nobody needs to call it: a thread does the same.
+  void settle();
+  Stats stats() const;
+  const Options& options() const;
+
+ private:
+  std::shared_ptr<State> state_;  // shared with what is saved
+};
+
+}  // namespace tenure::offload

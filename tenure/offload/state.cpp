@@ -1,0 +1,428 @@
+#include <tenure/core/error.h>
+#include <tenure/core/hold.h>
+#include <tenure/core/release.h>
+#include <tenure/core/scope.h>
+#include <tenure/core/text.h>
+#include <tenure/core/torch_compat.h>
+#include <tenure/core/where.h>
+#include <tenure/offload/state.h>
+
+#include <ATen/TensorSubclassLikeUtils.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace tenure::offload {
+namespace {
+
+// A view that covers less than this part of its storage goes alone, without the rest.
+constexpr size_t kSmallPart = 16;
+// Ranges begin where any element type may.
+constexpr size_t kRangeAlign = 512;
+// Below this nothing is worth a look, until the planner has derived the true limit.
+constexpr uint64_t kLeastBytes = 1024;
+
+bool earlier(c10::Device a, c10::Device b) {
+  return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
+}
+
+// The allocator must not give the memory away before what `stream` does with it is done.
+void used_on(const c10::Storage& storage, const c10::Stream& stream) {
+  c10::getDeviceAllocator(stream.device_type())->recordStream(storage.data_ptr(), stream);
+}
+
+c10::Stream current_stream(c10::Device device) {
+  return device.is_cpu() ? c10::Stream(c10::Stream::DEFAULT, device)
+                         : c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+// Where in its storage the tensor reads, in bytes.
+State::Range range_of(const at::Tensor& tensor) {
+  size_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.size(i) == 0) {
+      return {0, 0};
+    }
+    last += static_cast<size_t>((tensor.size(i) - 1) * tensor.stride(i));
+  }
+  const auto begin = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
+  return {begin, begin + (last + 1) * tensor.itemsize()};
+}
+
+}  // namespace
+
+Lane::Lane(c10::Device at, const Options& options)
+    : device(at), copier(at, options.streams), pool([&] {
+        auto source = host_memory_for(at.type());
+        source.in_order = options.streams != Streams::none;
+        return std::make_shared<HostPool>(std::move(source), options.host_limit);
+      }()) {}
+
+State::State(Options given) : options(std::move(given)), lanes_(&earlier) {}
+
+void State::never(std::vector<StorageRef> storages) {
+  std::lock_guard lock(mutex_);
+  never_ = {std::make_move_iterator(storages.begin()), std::make_move_iterator(storages.end())};
+}
+
+bool State::active() const {
+  std::lock_guard lock(mutex_);
+  return active_;
+}
+
+Lane& State::lane(c10::Device device) {
+  auto& lane = lanes_[device];
+  if (lane == nullptr) {
+    lane = std::make_unique<Lane>(device, options);
+    lane->copier.start_measuring();
+    if (meter_ == nullptr && !device.is_cpu()) {
+      meter_ = std::make_unique<Meter>(device);
+      recorder_.begin(meter_.get());
+    }
+  }
+  return *lane;
+}
+
+std::optional<Kept> State::why_kept(const at::Tensor& tensor) const {
+  if (compat::in_backward()) {
+    return Kept::in_backward;
+  }
+  if (tensor.layout() != c10::kStrided || tensor.is_quantized() || tensor.is_inference() ||
+      at::isTensorSubclassLike(tensor) || !tensor.has_storage() ||
+      tensor.storage().data() == nullptr) {
+    return Kept::not_plain;
+  }
+  const bool cpu = tensor.device().is_cpu();
+  if (cpu != (options.target == Target::copy)) {
+    return Kept::elsewhere;
+  }
+  return std::nullopt;
+}
+
+Saved State::pack(const at::Tensor& tensor, std::optional<Kept> known) {
+  Saved saved(tensor);
+  saved.state_ = shared_from_this();
+  auto why = known ? known : why_kept(tensor);
+  std::lock_guard lock(mutex_);
+  if (!why && never_.contains(StorageRef(tensor.storage()))) {
+    why = Kept::parameter;
+  }
+  if (!why && tensor.storage().nbytes() < options.min_bytes.value_or(kLeastBytes)) {
+    why = Kept::small;
+  }
+  if (why) {
+    count(*why, why == Kept::not_plain ? 0 : tensor.storage().nbytes());
+    saved.passed_ = why == Kept::not_plain ? tensor.detach() : at::Tensor(tensor.tensor_data());
+    return saved;
+  }
+  const auto range = range_of(tensor);
+  saved.storage_ = find(tensor.storage(), saved.version_, range);
+  if (saved.storage_ == nullptr) {
+    saved.storage_ = save(tensor.storage(), saved.version_, range);
+  }
+  return saved;
+}
+
+State::Entry State::find(const c10::Storage& storage, uint32_t version, Range range) {
+  const auto known = table_.find(StorageRef(storage));
+  if (known == table_.end()) {
+    return nullptr;
+  }
+  for (const auto& weak : known->second) {
+    const auto entry = weak.lock();
+    if (entry != nullptr && entry->version == version && range.first >= entry->begin &&
+        range.second <= entry->begin + entry->bytes) {
+      return entry;
+    }
+  }
+  return nullptr;
+}
+
+State::Entry State::save(const c10::Storage& storage, uint32_t version, Range range) {
+  auto& lane = this->lane(storage.device());
+  auto entry = std::make_shared<SavedStorage>(storage, current_stream(lane.device));
+  entry->version = version;
+  if ((range.second - range.first) * kSmallPart < storage.nbytes()) {
+    entry->begin = range.first / kRangeAlign * kRangeAlign;
+    entry->bytes = range.second - entry->begin;
+  } else {
+    entry->bytes = storage.nbytes();
+  }
+  entry->step = step_;
+  entry->index = recorder_.saved(entry->original, storage.nbytes());
+  largest_ = std::max<uint64_t>(largest_, storage.nbytes());
+  ++now_.saved.count;
+  now_.saved.bytes += storage.nbytes();
+
+  const auto why = why_planned(*entry, storage.nbytes());
+  if (why) {
+    keep(*entry, storage, *why);
+  } else {
+    move_out(*entry, storage);
+  }
+  table_[entry->original].push_back(entry);
+  order_.push_back(entry);
+  limit_outgoing(lane, entry->compute);
+  return entry;
+}
+
+// What the plan says of it, if it is what the plan expects here.
+std::optional<Kept> State::why_planned(const SavedStorage& entry, uint64_t bytes) {
+  if (mode_ != Mode::planned) {
+    return std::nullopt;
+  }
+  const auto& saved = known_->timeline.saved;
+  if (entry.index >= saved.size() || saved[entry.index].bytes != bytes) {
+    lose_plan();
+    return std::nullopt;
+  }
+  position_ = std::max(position_, saved[entry.index].saved);
+  const auto& plan = known_->plan;
+  return plan.actions[entry.index] == Action::keep ? std::optional(plan.why[entry.index])
+                                                   : std::nullopt;
+}
+
+void State::keep(SavedStorage& entry, const c10::Storage& storage, Kept why) {
+  entry.action = Action::keep;
+  entry.kept = hold(storage, owner(OwnerKind::activation, storage.device()), current_scope());
+  count(why, storage.nbytes());
+}
+
+void State::move_out(SavedStorage& entry, const c10::Storage& storage) {
+  auto& lane = this->lane(storage.device());
+  try {
+    entry.host = HostCopy(lane.pool, entry.bytes, owner(OwnerKind::host_copy, storage.device()),
+                          current_scope());
+  } catch (const BudgetError&) {
+    if (options.host_full == HostFull::raise) {
+      throw;
+    }
+    keep(entry, storage, Kept::host_full);
+    return;
+  }
+  ++now_.moved_out.count;
+  entry.left = lane.copier.out(storage, entry.begin, entry.host, entry.compute);
+  now_.most_host_bytes = std::max(now_.most_host_bytes, lane.pool->held());
+  if (lane.device.is_cpu()) {
+    return;  // done
+  }
+  const auto gone = mode_ == Mode::planned ? gone_from(known_->timeline.saved[entry.index]) : 0;
+  lane.outgoing.add(
+      {.key = &entry,
+       .bytes = storage.nbytes(),
+       .gone = gone,
+       .lease = hold(storage, owner(OwnerKind::activation, storage.device()), ScopeId::process),
+       .left = entry.left});
+}
+
+at::Tensor State::unpack(const Saved& saved, Sharing sharing) {
+  saved.require_unchanged();
+  if (saved.storage_ == nullptr) {
+    return saved.passed_;
+  }
+  auto& entry = *saved.storage_;
+  std::lock_guard lock(mutex_);
+  const auto compute = current_stream(entry.original.device());
+  reach(entry);
+  auto [storage, begin] = board(entry, compute, sharing);
+  fetch_ahead(entry);
+  limit_outgoing(lane(entry.original.device()), compute);
+  return saved.view_of(std::move(storage), begin);
+}
+
+// The step has come to the first need of this storage.
+void State::reach(const SavedStorage& entry) {
+  if (entry.step != step_ || !open_) {
+    return;
+  }
+  recorder_.needed(entry.index);
+  if (mode_ == Mode::planned) {
+    const auto needed = known_->timeline.saved[entry.index].needed;
+    position_ = needed == kNever ? position_ : std::max(position_, needed);
+  }
+}
+
+// A storage on the device with the entry's content, from the byte returned with it on.
+std::pair<c10::Storage, size_t> State::board(SavedStorage& entry, const c10::Stream& compute,
+                                             Sharing sharing) {
+  if (entry.action == Action::keep) {
+    return {entry.kept.storage(), 0};
+  }
+  const bool first = entry.uses++ == 0;
+  if (first && entry.fetched.held()) {
+    ahead_ -= std::min<uint64_t>(ahead_, entry.bytes);
+  }
+  if (auto original = entry.original.lock(); original && !is_released(*original)) {
+    lane(original->device()).outgoing.set_needed(&entry, false);
+    ++now_.reused.count;
+    now_.reused.bytes += entry.bytes;
+    stay_or_go(entry, *original);
+    return {std::move(*original), 0};
+  }
+  auto there = entry.fetched.held()          ? std::optional(entry.fetched.storage())
+               : sharing == Sharing::shared ? entry.on_board.lock()
+                                            : std::nullopt;
+  if (!there) {
+    fetch(entry, Urgency::now);
+    there = entry.fetched.storage();
+  }
+  lane(there->device()).copier.wait(entry.arrived, compute);
+  if (compute != entry.compute) {
+    used_on(*there, compute);
+  }
+  if (sharing == Sharing::own) {
+    entry.on_board = StorageRef();
+    entry.fetched.release();
+  } else {
+    entry.on_board = StorageRef(*there);
+    stay_or_go(entry, *there);
+  }
+  return {std::move(*there), entry.begin};
+}
+
+// Handed out: from here on it lives as long as backward uses it, or until its last use.
+void State::stay_or_go(SavedStorage& entry, const c10::Storage& storage) {
+  if (!stays(entry)) {
+    entry.fetched.release();
+  } else if (!entry.fetched.held()) {
+    entry.fetched = hold(storage, owner(OwnerKind::activation, storage.device()), ScopeId::process);
+  }
+}
+
+bool State::stays(const SavedStorage& entry) const {
+  if (entry.step != step_ || !open_ || mode_ == Mode::measuring) {
+    return false;
+  }
+  if (mode_ == Mode::planned) {
+    return known_->plan.stays[entry.index] &&
+           entry.uses < known_->timeline.saved[entry.index].uses;
+  }
+  return !compat::backward_retains_graph();  // until the graph lets go of it
+}
+
+// Queues the copy back, into memory of the stream that computes.
+void State::fetch(SavedStorage& entry, Urgency urgency) {
+  auto& lane = this->lane(entry.original.device());
+  const c10::OptionalStreamGuard guard(lane.device.is_cpu() ? std::nullopt
+                                                            : std::optional(entry.compute));
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), entry.bytes,
+                             c10::GetAllocator(lane.device.type()), true);
+  entry.fetched =
+      hold(storage, owner(OwnerKind::activation, lane.device), ScopeId::process);
+  entry.arrived = lane.copier.back(entry.host, storage, entry.compute, entry.left, urgency);
+  ++now_.moved_in.count;
+}
+
+void State::fetch_ahead(const SavedStorage& entry) {
+  if (entry.step != step_ || !open_ || mode_ == Mode::measuring) {
+    return;
+  }
+  if (mode_ == Mode::planned) {
+    fetch_planned();
+  } else {
+    fetch_in_reverse(entry);
+  }
+}
+
+void State::fetch_planned() {
+  const auto& fetch_at = known_->plan.fetch;
+  for (; fetched_upto_ <= position_ && fetched_upto_ < fetch_at.size(); ++fetched_upto_) {
+    for (const auto index : fetch_at[fetched_upto_]) {
+      if (!try_fetch(index)) {
+        return;
+      }
+    }
+  }
+}
+
+// As if backward were forward's mirror image.
+void State::fetch_in_reverse(const SavedStorage& entry) {
+  const auto room = following_room();
+  for (size_t i = std::min(entry.index, order_.size()); i-- > 0 && ahead_ < room;) {
+    if (!try_fetch(i)) {
+      return;
+    }
+  }
+}
+
+// It has not left yet, and will be needed soon.
+void State::stay(SavedStorage& entry, const c10::Storage& storage) {
+  if (lane(storage.device()).outgoing.set_needed(&entry, true)) {
+    entry.fetched = hold(storage, owner(OwnerKind::activation, storage.device()), ScopeId::process);
+  }
+}
+
+// False where the device has no room for it now.
+bool State::try_fetch(size_t index) {
+  const auto entry = index < order_.size() ? order_[index].lock() : nullptr;
+  if (entry == nullptr || entry->action == Action::keep || entry->fetched.held() ||
+      entry->on_board.alive()) {
+    return true;
+  }
+  try {
+    if (const auto original = entry->original.lock()) {
+      stay(*entry, *original);
+    } else {
+      fetch(*entry, Urgency::ahead);
+    }
+  } catch (const c10::OutOfMemoryError&) {
+    return false;  // it is fetched when it is asked for, and an error then is the user's
+  }
+  ahead_ += entry->bytes;
+  return true;
+}
+
+void State::limit_outgoing(Lane& lane, const c10::Stream& compute) {
+  if (lane.device.is_cpu()) {
+    return;
+  }
+  int64_t room = 0;
+  if (mode_ == Mode::planned) {
+    const auto& rooms = known_->plan.room;
+    room = position_ < rooms.size() ? rooms[position_] : 0;
+    if (!options.budget) {
+      room = std::min(room, static_cast<int64_t>(following_room()));
+    }
+  } else if (mode_ == Mode::following) {
+    room = static_cast<int64_t>(following_room()) - static_cast<int64_t>(ahead_);
+  }
+  lane.outgoing.limit(room, position_,
+                      [&](const Fence& left) { lane.copier.wait(left, compute); });
+}
+
+void State::settle() {
+  std::lock_guard lock(mutex_);
+  for (const auto& [device, lane] : lanes_) {
+    lane->outgoing.settle();
+  }
+}
+
+void State::count(Kept why, uint64_t bytes) {
+  auto& kept = now_.kept[static_cast<size_t>(why)];
+  ++kept.count;
+  kept.bytes += bytes;
+}
+
+// The module and op that saved it, where someone watches those, and the device it is from.
+OwnerId State::owner(OwnerKind kind, c10::Device device) {
+  const auto& here = where();
+  const auto key = std::tuple(kind, here.module, here.op);
+  const auto known = owners_.find(key);
+  if (known != owners_.end()) {
+    return known->second;
+  }
+  auto name = std::string(name_of(here.module));
+  if (here.op != NameId::none) {
+    name += text(name.empty() ? "" : " ", name_of(here.op));
+  }
+  const auto id = intern_owner(kind, name.empty() ? "saved activation" : front_of(name, kLongestName),
+                               text("from ", device.str()));
+  owners_.emplace(key, id);
+  return id;
+}
+
+}  // namespace tenure::offload

@@ -1,0 +1,132 @@
+// State: what a session and the tensors it saved share. Inside offload only; see session.h.
+#pragma once
+
+#include <tenure/core/names.h>
+#include <tenure/offload/copier.h>
+#include <tenure/offload/host_pool.h>
+#include <tenure/offload/meter.h>
+#include <tenure/offload/outgoing.h>
+#include <tenure/offload/planner.h>
+#include <tenure/offload/recorder.h>
+#include <tenure/offload/session.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace tenure::offload {
+
+// All that one device needs.
+struct Lane {
+  Lane(c10::Device device, const Options& options);
+
+  c10::Device device;
+  Copier copier;
+  std::shared_ptr<HostPool> pool;  // shared with copies that outlive the session
+  Outgoing outgoing;
+};
+
+// A measured step and what was made of it.
+struct Known {
+  Timeline timeline;
+  Plan plan;
+};
+
+class State : public std::enable_shared_from_this<State> {
+ public:
+  using Range = std::pair<size_t, size_t>;  // bytes of a storage
+
+  explicit State(Options options);
+
+  const Options options;
+
+  void never(std::vector<StorageRef> storages);
+  void begin();
+  void end();
+  void abandon();
+  bool active() const;
+  Saved pack(const at::Tensor& tensor, std::optional<Kept> known);
+  at::Tensor unpack(const Saved& saved, Sharing sharing);
+  void settle();
+  Stats stats();
+
+ private:
+  using Entry = std::shared_ptr<SavedStorage>;
+  struct Totals {
+    Moved out;
+    Moved back;
+    double exposed = 0;
+  };
+
+  std::optional<Kept> why_kept(const at::Tensor& tensor) const;
+  Entry find(const c10::Storage& storage, uint32_t version, Range range);
+  Entry save(const c10::Storage& storage, uint32_t version, Range range);
+  std::optional<Kept> why_planned(const SavedStorage& entry, uint64_t bytes);
+  void keep(SavedStorage& entry, const c10::Storage& storage, Kept why);
+  void move_out(SavedStorage& entry, const c10::Storage& storage);
+
+  void reach(const SavedStorage& entry);
+  std::pair<c10::Storage, size_t> board(SavedStorage& entry, const c10::Stream& compute,
+                                        Sharing sharing);
+  void stay_or_go(SavedStorage& entry, const c10::Storage& storage);
+  bool stays(const SavedStorage& entry) const;
+  void fetch(SavedStorage& entry, Urgency urgency);
+  void fetch_ahead(const SavedStorage& entry);
+  void fetch_planned();
+  void fetch_in_reverse(const SavedStorage& entry);
+  void stay(SavedStorage& entry, const c10::Storage& storage);
+  bool try_fetch(size_t index);
+  void limit_outgoing(Lane& lane, const c10::Stream& compute);
+
+  void forget_dead();
+  void choose_mode();
+  void lose_plan();
+  void finish_step();
+  void learn();
+  void check_peak();
+  void report();
+  int64_t margin() const;
+  Plan plan_for(const Timeline& timeline);
+  int64_t cap_for(const Timeline& timeline) const;
+  uint64_t following_room() const;
+  void count(Kept why, uint64_t bytes);
+  Lane& lane(c10::Device device);
+  Totals totals() const;
+  OwnerId owner(OwnerKind kind, c10::Device device);
+
+  mutable std::mutex mutex_;
+  bool active_ = false;
+  bool open_ = false;  // the step is not finished: its backward may come after end()
+  std::unordered_set<StorageRef> never_;
+  std::map<c10::Device, std::unique_ptr<Lane>, bool (*)(c10::Device, c10::Device)> lanes_;
+  std::unique_ptr<Meter> meter_;  // of the first device seen
+
+  // This step.
+  uint64_t step_ = 0;
+  Mode mode_ = Mode::measuring;
+  Recorder recorder_;
+  std::unordered_map<StorageRef, std::vector<std::weak_ptr<SavedStorage>>> table_;
+  std::vector<std::weak_ptr<SavedStorage>> order_;  // by index
+  std::shared_ptr<Known> known_;                    // that it follows
+  size_t position_ = 0;                             // in its timeline
+  size_t fetched_upto_ = 0;
+  uint64_t ahead_ = 0;    // bytes fetched that were not asked for yet
+  uint64_t largest_ = 0;  // storage so far
+  Stats now_;
+  Totals before_;  // it began
+
+  // What was learnt.
+  std::vector<std::shared_ptr<Known>> all_known_;  // last used first
+  size_t unknown_in_a_row_ = 0;
+  uint64_t shape_of_last_ = 0;
+  int64_t margin_ = 0;  // by which plans were exceeded
+  Stats last_;
+  std::map<std::tuple<OwnerKind, NameId, NameId>, OwnerId> owners_;
+};
+
+}  // namespace tenure::offload
