@@ -1,6 +1,7 @@
 // Offload: a session, and the two functions that autograd calls for what it saves.
 #include "bindings.h"
 #include <tenure/core/storage_ref.h>
+#include <tenure/offload/active.h>
 #include <tenure/offload/session.h>
 
 #include <pybind11/stl.h>
@@ -94,9 +95,27 @@ uint64_t count_of(const offload::Stats& stats) {
   return (stats.*Member).count;
 }
 
+// For C++ that offloads in a process where Python has the engine.
+void push_hooks(offload::Session& session) {
+  const py::gil_scoped_acquire gil;
+  py::module_::import("torch").attr("_C").attr("_autograd").attr(
+      "_push_saved_tensors_default_hooks")(
+      py::cpp_function([&session](const at::Tensor& tensor) { return pack(session, tensor); }),
+      py::cpp_function(&unpack));
+}
+
+void pop_hooks() {
+  const py::gil_scoped_acquire gil;
+  py::module_::import("torch").attr("_C").attr("_autograd").attr(
+      "_pop_saved_tensors_default_hooks")();
+}
+
+constexpr offload::LanguageHooks kPythonHooks{&push_hooks, &pop_hooks};
+
 }  // namespace
 
 void bind_offload(py::module_& m) {
+  offload::install(&kPythonHooks);
   using offload::Stats;
   py::class_<Stats>(m, "OffloadStats")
       .def_readonly("steps", &Stats::steps)
@@ -121,6 +140,7 @@ void bind_offload(py::module_& m) {
       .def_readonly("most_host_bytes", &Stats::most_host_bytes)
       .def_readonly("pinned_bytes", &Stats::pinned_bytes)
       .def_readonly("slabs_taken", &Stats::slabs_taken)
+      .def_readonly("disk_bytes", &Stats::disk_bytes)
       .def_readonly("tracked", &Stats::tracked)
       .def_readonly("exposed_seconds", &Stats::exposed_seconds)
       .def_readonly("out_bandwidth", &Stats::out_bandwidth)

@@ -49,6 +49,7 @@ __all__ = [
     "coordinates",
     "explain",
     "hold",
+    "integrations",
     "is_released",
     "leases",
     "ledger",
@@ -66,6 +67,7 @@ __all__ = [
 # At once and not when first used: a process may fork while another thread imports. The command
 # line takes what it needs from the modules themselves, for torch takes seconds to import.
 if TYPE_CHECKING or not is_command():
+    from tenure import integrations
     from tenure.clock import on_step, step, steps
     from tenure.errors import (
         BudgetError,

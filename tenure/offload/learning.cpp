@@ -269,6 +269,7 @@ Stats State::stats() {
   std::lock_guard lock(mutex_);
   auto out = last_;
   out.tracked = table_.size();
+  out.disk_bytes = disk_ != nullptr ? disk_->bytes() : 0;
   for (const auto& [device, lane] : lanes_) {
     lane->copier.collect();
     out.host_bytes += lane->pool->held();

@@ -16,19 +16,19 @@ SavedStorage::~SavedStorage() {
   }
 }
 
-Saved::Saved(const at::Tensor& tensor)
-    : sizes_(tensor.sizes().begin(), tensor.sizes().end()),
-      dtype_(tensor.scalar_type()),
-      conj_(tensor.is_conj()),
-      neg_(tensor.is_neg()) {
+Saved::Saved(const at::Tensor& tensor) : dtype_(tensor.scalar_type()) {
   if (!tensor.is_inference()) {
     counter_ = tensor.unsafeGetTensorImpl()->version_counter();
     version_ = counter_.current_version();
   }
-  if (tensor.layout() == c10::kStrided) {
-    strides_.assign(tensor.strides().begin(), tensor.strides().end());
-    offset_ = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
-  }
+}
+
+void Saved::remember_view(const at::Tensor& tensor) {
+  sizes_.assign(tensor.sizes().begin(), tensor.sizes().end());
+  strides_.assign(tensor.strides().begin(), tensor.strides().end());
+  offset_ = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
+  conj_ = tensor.is_conj();
+  neg_ = tensor.is_neg();
 }
 
 // Hooks on saved tensors switch PyTorch's own check off, for all that is saved under them.

@@ -5,6 +5,7 @@
 #include <tenure/core/lease.h>
 #include <tenure/core/storage_ref.h>
 #include <tenure/offload/action.h>
+#include <tenure/offload/disk.h>
 #include <tenure/offload/host_copy.h>
 
 #include <ATen/core/Tensor.h>
@@ -43,7 +44,8 @@ struct SavedStorage {
   uint32_t uses = 0;  // how often backward has asked for it
 
   Lease kept;         // Action::keep
-  HostCopy host;      // Action::offload
+  HostCopy host;      // Action::offload, in memory
+  std::shared_ptr<Disk::Rest> rest;  // or on disk; shared with the threads that write and read it
   Fence left;         // the copy to the host
   StorageRef on_board;  // what was fetched last, or nothing
   Lease fetched;        // until backward asks for it, or for as long as it stays
@@ -59,6 +61,8 @@ class Saved {
  private:
   friend class Session;
   friend class State;
+  // REQUIRES a plain tensor: others have no sizes that a view could be made from.
+  void remember_view(const at::Tensor& tensor);
   void require_unchanged() const;
   at::Tensor view_of(c10::Storage storage, size_t begin) const;
 

@@ -7,6 +7,7 @@
 #include <tenure/core/where.h>
 #include <tenure/offload/state.h>
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StreamGuard.h>
@@ -23,6 +24,8 @@ namespace {
 constexpr size_t kSmallPart = 16;
 // Ranges begin where any element type may.
 constexpr size_t kRangeAlign = 512;
+// So many bytes may wait for the disk before the step does.
+constexpr uint64_t kMostUnwritten = uint64_t{1} << 30;
 // Below this nothing is worth a look, until the planner has derived the true limit.
 constexpr uint64_t kLeastBytes = 1024;
 
@@ -38,6 +41,13 @@ void used_on(const c10::Storage& storage, const c10::Stream& stream) {
 c10::Stream current_stream(c10::Device device) {
   return device.is_cpu() ? c10::Stream(c10::Stream::DEFAULT, device)
                          : c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+// Whether it is a view of one storage and no more than that.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() &&
+         !tensor.is_inference() && !at::isTensorSubclassLike(tensor) && tensor.has_storage() &&
+         tensor.storage().data() != nullptr;
 }
 
 // Where in its storage the tensor reads, in bytes.
@@ -62,7 +72,12 @@ Lane::Lane(c10::Device at, const Options& options)
         return std::make_shared<HostPool>(std::move(source), options.host_limit);
       }()) {}
 
-State::State(Options given) : options(std::move(given)), lanes_(&earlier) {}
+State::State(Options given) : options(std::move(given)), of_cpu_(options.target == Target::copy), lanes_(&earlier) {
+  if (options.target == Target::disk) {
+    disk_ = std::make_unique<Disk>(options.folder);
+    of_cpu_ = at::accelerator::deviceCount() == 0;
+  }
+}
 
 void State::never(std::vector<StorageRef> storages) {
   std::lock_guard lock(mutex_);
@@ -91,13 +106,7 @@ std::optional<Kept> State::why_kept(const at::Tensor& tensor) const {
   if (compat::in_backward()) {
     return Kept::in_backward;
   }
-  if (tensor.layout() != c10::kStrided || tensor.is_quantized() || tensor.is_inference() ||
-      at::isTensorSubclassLike(tensor) || !tensor.has_storage() ||
-      tensor.storage().data() == nullptr) {
-    return Kept::not_plain;
-  }
-  const bool cpu = tensor.device().is_cpu();
-  if (cpu != (options.target == Target::copy)) {
+  if (tensor.device().is_cpu() != of_cpu_) {
     return Kept::elsewhere;
   }
   return std::nullopt;
@@ -106,6 +115,13 @@ std::optional<Kept> State::why_kept(const at::Tensor& tensor) const {
 Saved State::pack(const at::Tensor& tensor, std::optional<Kept> known) {
   Saved saved(tensor);
   saved.state_ = shared_from_this();
+  if (!is_plain(tensor)) {
+    saved.passed_ = tensor.detach();  // of a subclass: that may run Python, so outside the lock
+    std::lock_guard lock(mutex_);
+    count(Kept::not_plain, 0);
+    return saved;
+  }
+  saved.remember_view(tensor);
   auto why = known ? known : why_kept(tensor);
   std::lock_guard lock(mutex_);
   if (!why && never_.contains(StorageRef(tensor.storage()))) {
@@ -115,8 +131,8 @@ Saved State::pack(const at::Tensor& tensor, std::optional<Kept> known) {
     why = Kept::small;
   }
   if (why) {
-    count(*why, why == Kept::not_plain ? 0 : tensor.storage().nbytes());
-    saved.passed_ = why == Kept::not_plain ? tensor.detach() : at::Tensor(tensor.tensor_data());
+    count(*why, tensor.storage().nbytes());
+    saved.passed_ = tensor.tensor_data();
     return saved;
   }
   const auto range = range_of(tensor);
@@ -195,8 +211,14 @@ void State::keep(SavedStorage& entry, const c10::Storage& storage, Kept why) {
 void State::move_out(SavedStorage& entry, const c10::Storage& storage) {
   auto& lane = this->lane(storage.device());
   try {
-    entry.host = HostCopy(lane.pool, entry.bytes, owner(OwnerKind::host_copy, storage.device()),
-                          current_scope());
+    auto copy = room_for(entry);
+    entry.left = lane.copier.out(storage, entry.begin, copy, entry.compute);
+    now_.most_host_bytes = std::max(now_.most_host_bytes, lane.pool->held());
+    if (disk_ != nullptr) {
+      entry.rest = disk_->put(std::move(copy), entry.left, kMostUnwritten);
+    } else {
+      entry.host = std::move(copy);
+    }
   } catch (const BudgetError&) {
     if (options.host_full == HostFull::raise) {
       throw;
@@ -205,8 +227,6 @@ void State::move_out(SavedStorage& entry, const c10::Storage& storage) {
     return;
   }
   ++now_.moved_out.count;
-  entry.left = lane.copier.out(storage, entry.begin, entry.host, entry.compute);
-  now_.most_host_bytes = std::max(now_.most_host_bytes, lane.pool->held());
   if (lane.device.is_cpu()) {
     return;  // done
   }
@@ -217,6 +237,11 @@ void State::move_out(SavedStorage& entry, const c10::Storage& storage) {
        .gone = gone,
        .lease = hold(storage, owner(OwnerKind::activation, storage.device()), ScopeId::process),
        .left = entry.left});
+}
+
+HostCopy State::room_for(const SavedStorage& entry) {
+  const auto device = entry.original.device();
+  return {lane(device).pool, entry.bytes, owner(OwnerKind::host_copy, device), current_scope()};
 }
 
 at::Tensor State::unpack(const Saved& saved, Sharing sharing) {
@@ -313,7 +338,14 @@ void State::fetch(SavedStorage& entry, Urgency urgency) {
                              c10::GetAllocator(lane.device.type()), true);
   entry.fetched =
       hold(storage, owner(OwnerKind::activation, lane.device), ScopeId::process);
-  entry.arrived = lane.copier.back(entry.host, storage, entry.compute, entry.left, urgency);
+  const auto copy_back = [&](HostCopy& from) {
+    entry.arrived = lane.copier.back(from, storage, entry.compute, entry.left, urgency);
+  };
+  if (entry.rest != nullptr) {
+    disk_->with_bytes(entry.rest, [&] { return room_for(entry); }, copy_back);
+  } else {
+    copy_back(entry.host);
+  }
   ++now_.moved_in.count;
 }
 
@@ -366,6 +398,9 @@ bool State::try_fetch(size_t index) {
   try {
     if (const auto original = entry->original.lock()) {
       stay(*entry, *original);
+    } else if (entry->rest != nullptr) {
+      disk_->read_ahead(entry->rest, [&] { return room_for(*entry); });
+      return true;  // to the device when it is asked for: only then is it in memory for sure
     } else {
       fetch(*entry, Urgency::ahead);
     }

@@ -3,6 +3,7 @@
 
 #include <tenure/core/names.h>
 #include <tenure/offload/copier.h>
+#include <tenure/offload/disk.h>
 #include <tenure/offload/host_pool.h>
 #include <tenure/offload/meter.h>
 #include <tenure/offload/outgoing.h>
@@ -69,6 +70,7 @@ class State : public std::enable_shared_from_this<State> {
   std::optional<Kept> why_planned(const SavedStorage& entry, uint64_t bytes);
   void keep(SavedStorage& entry, const c10::Storage& storage, Kept why);
   void move_out(SavedStorage& entry, const c10::Storage& storage);
+  HostCopy room_for(const SavedStorage& entry);
 
   void reach(const SavedStorage& entry);
   std::pair<c10::Storage, size_t> board(SavedStorage& entry, const c10::Stream& compute,
@@ -99,11 +101,13 @@ class State : public std::enable_shared_from_this<State> {
   Totals totals() const;
   OwnerId owner(OwnerKind kind, c10::Device device);
 
+  bool of_cpu_;  // tensors on the CPU are moved, not those on the accelerator
   mutable std::mutex mutex_;
   bool active_ = false;
   bool open_ = false;  // the step is not finished: its backward may come after end()
   std::unordered_set<StorageRef> never_;
   std::map<c10::Device, std::unique_ptr<Lane>, bool (*)(c10::Device, c10::Device)> lanes_;
+  std::unique_ptr<Disk> disk_;    // of Target::disk
   std::unique_ptr<Meter> meter_;  // of the first device seen
 
   // This step.

@@ -1,0 +1,44 @@
+// Active: while it lives, what autograd saves on this thread goes through a session.
+//
+//   for (...) { offload::Active active(session); net(x).sum().backward(); }
+//
+// Note [Two engines]
+// Autograd asks its engine for the hooks of what it saves. In a program without Python that is
+// torch's own engine, which has none; the first Active puts one with ours in its place, which is
+// the same engine otherwise. Where Python runs, its engine is in that place and asks for hooks in
+// Python: `import tenure` brings those, and Active uses them.
+#pragma once
+
+#include <tenure/offload/session.h>
+
+namespace tenure::offload {
+
+// One thread's: make and end it on the same.
+class Active {
+ public:
+  // Begins the session. Throws InputError if it has begun, or if Python runs in this process
+  // without Tenure's module.
+  explicit Active(Session& session);
+  // Ends it, or abandons it while an exception unwinds. What end() would throw is printed to
+  // stderr: call end() to have it thrown.
+  ~Active();
+  Active(const Active&) = delete;
+  Active& operator=(const Active&) = delete;
+
+  void end();
+
+ private:
+  Session& session_;
+  int exceptions_;
+  bool open_ = true;
+};
+
+// How a language runtime has autograd call a session on this thread. Installed once, by its
+// bindings, and lives forever.
+struct LanguageHooks {
+  void (*push)(Session& session);
+  void (*pop)();
+};
+void install(const LanguageHooks* hooks);
+
+}  // namespace tenure::offload

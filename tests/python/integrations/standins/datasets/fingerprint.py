@@ -1,0 +1,4 @@
+"""A name that TRL imports."""
+
+
+class Hasher: ...

@@ -1,0 +1,4 @@
+"""Names that TRL imports and a small run does not use; see ../datasets."""
+
+
+class DataFrame: ...
