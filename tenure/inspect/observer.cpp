@@ -1,4 +1,5 @@
 #include <tenure/inspect/observer.h>
+#include <tenure/inspect/part.h>
 
 #include <tenure/core/error.h>
 #include <tenure/core/fork.h>
@@ -420,6 +421,7 @@ void Observer::start(Level level) {
   }
   static const bool once = [] {
     on_fork_in_child(stop_in_child);
+    register_inspect();
     return true;
   }();
   (void)once;

@@ -37,7 +37,8 @@ struct SavedStorage {
   size_t begin = 0;  // the range, in bytes of the original
   size_t bytes = 0;
   c10::Stream compute;  // on which it was saved
-  OwnerId owner{};
+  OwnerId on_device{};
+  OwnerId on_host{};
   size_t index = 0;  // in its step
   uint64_t step = 0;
   Action action = Action::offload;

@@ -1,10 +1,11 @@
 #include <tenure/core/error.h>
 #include <tenure/core/hold.h>
+#include <tenure/core/names.h>
+#include <tenure/core/part.h>
 #include <tenure/core/release.h>
 #include <tenure/core/scope.h>
 #include <tenure/core/text.h>
 #include <tenure/core/torch_compat.h>
-#include <tenure/core/where.h>
 #include <tenure/offload/state.h>
 
 #include <ATen/DeviceAccelerator.h>
@@ -22,6 +23,8 @@ namespace {
 
 // A view that covers less than this part of its storage goes alone, without the rest.
 constexpr size_t kSmallPart = 16;
+// Unless what went so is more than this part of it.
+constexpr size_t kMostInParts = 2;
 // Ranges begin where any element type may.
 constexpr size_t kRangeAlign = 512;
 // So many bytes may wait for the disk before the step does.
@@ -158,17 +161,34 @@ State::Entry State::find(const c10::Storage& storage, uint32_t version, Range ra
   return nullptr;
 }
 
+// A small part does, but not when such parts make up much of the storage: they may overlap.
+bool State::goes_alone(const c10::Storage& storage, uint32_t version, Range range) const {
+  const auto bytes = range.second - range.first;
+  if (bytes * kSmallPart >= storage.nbytes()) {
+    return false;
+  }
+  size_t parts = bytes;
+  if (const auto known = table_.find(StorageRef(storage)); known != table_.end()) {
+    for (const auto& weak : known->second) {
+      const auto entry = weak.lock();
+      parts += entry != nullptr && entry->version == version ? entry->bytes : 0;
+    }
+  }
+  return parts * kMostInParts < storage.nbytes();
+}
+
 State::Entry State::save(const c10::Storage& storage, uint32_t version, Range range) {
   auto& lane = this->lane(storage.device());
   auto entry = std::make_shared<SavedStorage>(storage, current_stream(lane.device));
   entry->version = version;
-  if ((range.second - range.first) * kSmallPart < storage.nbytes()) {
+  if (goes_alone(storage, version, range)) {
     entry->begin = range.first / kRangeAlign * kRangeAlign;
     entry->bytes = range.second - entry->begin;
   } else {
     entry->bytes = storage.nbytes();
   }
   entry->step = step_;
+  name_owners(*entry);
   entry->index = recorder_.saved(entry->original, storage.nbytes());
   largest_ = std::max<uint64_t>(largest_, storage.nbytes());
   ++now_.saved.count;
@@ -204,7 +224,7 @@ std::optional<Kept> State::why_planned(const SavedStorage& entry, uint64_t bytes
 
 void State::keep(SavedStorage& entry, const c10::Storage& storage, Kept why) {
   entry.action = Action::keep;
-  entry.kept = hold(storage, owner(OwnerKind::activation, storage.device()), current_scope());
+  entry.kept = hold(storage, entry.on_device, current_scope());
   count(why, storage.nbytes());
 }
 
@@ -235,13 +255,13 @@ void State::move_out(SavedStorage& entry, const c10::Storage& storage) {
       {.key = &entry,
        .bytes = storage.nbytes(),
        .gone = gone,
-       .lease = hold(storage, owner(OwnerKind::activation, storage.device()), ScopeId::process),
+       .lease = hold(storage, entry.on_device, ScopeId::process),
        .left = entry.left});
 }
 
 HostCopy State::room_for(const SavedStorage& entry) {
   const auto device = entry.original.device();
-  return {lane(device).pool, entry.bytes, owner(OwnerKind::host_copy, device), current_scope()};
+  return {lane(device).pool, entry.bytes, entry.on_host, current_scope()};
 }
 
 at::Tensor State::unpack(const Saved& saved, Sharing sharing) {
@@ -314,7 +334,7 @@ void State::stay_or_go(SavedStorage& entry, const c10::Storage& storage) {
   if (!stays(entry)) {
     entry.fetched.release();
   } else if (!entry.fetched.held()) {
-    entry.fetched = hold(storage, owner(OwnerKind::activation, storage.device()), ScopeId::process);
+    entry.fetched = hold(storage, entry.on_device, ScopeId::process);
   }
 }
 
@@ -337,7 +357,7 @@ void State::fetch(SavedStorage& entry, Urgency urgency) {
   const c10::Storage storage(c10::Storage::use_byte_size_t(), entry.bytes,
                              c10::GetAllocator(lane.device.type()), true);
   entry.fetched =
-      hold(storage, owner(OwnerKind::activation, lane.device), ScopeId::process);
+      hold(storage, entry.on_device, ScopeId::process);
   const auto copy_back = [&](HostCopy& from) {
     entry.arrived = lane.copier.back(from, storage, entry.compute, entry.left, urgency);
   };
@@ -384,7 +404,7 @@ void State::fetch_in_reverse(const SavedStorage& entry) {
 // It has not left yet, and will be needed soon.
 void State::stay(SavedStorage& entry, const c10::Storage& storage) {
   if (lane(storage.device()).outgoing.set_needed(&entry, true)) {
-    entry.fetched = hold(storage, owner(OwnerKind::activation, storage.device()), ScopeId::process);
+    entry.fetched = hold(storage, entry.on_device, ScopeId::process);
   }
 }
 
@@ -442,22 +462,18 @@ void State::count(Kept why, uint64_t bytes) {
   kept.bytes += bytes;
 }
 
-// The module and op that saved it, where someone watches those, and the device it is from.
-OwnerId State::owner(OwnerKind kind, c10::Device device) {
-  const auto& here = where();
-  const auto key = std::tuple(kind, here.module, here.op);
-  const auto known = owners_.find(key);
-  if (known != owners_.end()) {
-    return known->second;
+// Who made it, where someone watches that, and the device it is from.
+void State::name_owners(SavedStorage& entry) {
+  std::string name;
+  for (const auto& part : parts()) {
+    if (part->origin && name.empty()) {
+      name = part->origin(entry.original);
+    }
   }
-  auto name = std::string(name_of(here.module));
-  if (here.op != NameId::none) {
-    name += text(name.empty() ? "" : " ", name_of(here.op));
-  }
-  const auto id = intern_owner(kind, name.empty() ? "saved activation" : front_of(name, kLongestName),
-                               text("from ", device.str()));
-  owners_.emplace(key, id);
-  return id;
+  const auto shown = name.empty() ? "saved activation" : front_of(name, kLongestName);
+  const auto site = text("from ", entry.original.device().str());
+  entry.on_device = intern_owner(OwnerKind::activation, shown, site);
+  entry.on_host = intern_owner(OwnerKind::host_copy, shown, site);
 }
 
 }  // namespace tenure::offload

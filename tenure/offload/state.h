@@ -1,7 +1,6 @@
 // State: what a session and the tensors it saved share. Inside offload only; see session.h.
 #pragma once
 
-#include <tenure/core/names.h>
 #include <tenure/offload/copier.h>
 #include <tenure/offload/disk.h>
 #include <tenure/offload/host_pool.h>
@@ -14,7 +13,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -66,6 +64,7 @@ class State : public std::enable_shared_from_this<State> {
 
   std::optional<Kept> why_kept(const at::Tensor& tensor) const;
   Entry find(const c10::Storage& storage, uint32_t version, Range range);
+  bool goes_alone(const c10::Storage& storage, uint32_t version, Range range) const;
   Entry save(const c10::Storage& storage, uint32_t version, Range range);
   std::optional<Kept> why_planned(const SavedStorage& entry, uint64_t bytes);
   void keep(SavedStorage& entry, const c10::Storage& storage, Kept why);
@@ -99,7 +98,7 @@ class State : public std::enable_shared_from_this<State> {
   void count(Kept why, uint64_t bytes);
   Lane& lane(c10::Device device);
   Totals totals() const;
-  OwnerId owner(OwnerKind kind, c10::Device device);
+  static void name_owners(SavedStorage& entry);
 
   bool of_cpu_;  // tensors on the CPU are moved, not those on the accelerator
   mutable std::mutex mutex_;
@@ -130,7 +129,6 @@ class State : public std::enable_shared_from_this<State> {
   uint64_t shape_of_last_ = 0;
   int64_t margin_ = 0;  // by which plans were exceeded
   Stats last_;
-  std::map<std::tuple<OwnerKind, NameId, NameId>, OwnerId> owners_;
 };
 
 }  // namespace tenure::offload

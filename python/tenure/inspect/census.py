@@ -12,6 +12,7 @@ import torch  # noqa: F401  the extension needs its libraries loaded
 from tenure import _C
 from tenure.inspect import holders
 from tenure.inspect.words import size
+from tenure.leases import leases
 
 __all__ = ["Census", "Cycle", "Held", "census", "census_in", "cycles_in"]
 
@@ -64,23 +65,29 @@ class Census:
         nbytes: Bytes alive.
         rooted: Of these, bytes with a way from a root: a variable, a global, a running frame.
         in_cycles: Bytes that only cycles hold.
+        leased: Bytes that Tenure alone holds: activations that it moved to the host.
         residue: The rest: bytes that neither Python nor autograd explains. C++ code holds them.
         held: What the variables hold, the largest first.
+        owners: What Tenure alone holds, by owner, the largest first.
         cycles: Kinds of cycles, the heaviest first.
     """
 
     nbytes: int
     rooted: int
     in_cycles: int
+    leased: int
     residue: int
     held: list[Held] = field(default_factory=list)
     cycles: list[Cycle] = field(default_factory=list)
+    owners: list[Held] = field(default_factory=list)
 
     def __str__(self) -> str:
         """Some lines."""
         lines = [f"{size(self.nbytes)} alive, {size(self.rooted)} of it held by name"]
         lines += [f"  {size(h.nbytes)}  {h.holder}, {h.count:,} storages" for h in self.held]
         del lines[1 + _MOST_TOLD :]
+        for owner in self.owners[:_MOST_TOLD]:
+            lines.append(f"  {size(owner.nbytes)}  offloaded: {owner.holder}, {owner.count:,} leases")
         for cycle in self.cycles[:_MOST_TOLD]:
             free = "Python's collector frees them" if cycle.collectable else "nothing frees them"
             lines.append(f"  {size(cycle.nbytes)}  {cycle.count:,} cycles, {free}: {cycle.path}")
@@ -117,14 +124,28 @@ def census_in(references: _C.References) -> Census:
     known = {address for data, _, _, _, own in seen for address in (data, own)}
     unseen = sum(nbytes for address, nbytes in _C.alive_storages() if address not in known)
     loose = sum(nbytes for _, nbytes, _, reached, _ in seen if not reached)
+    owners = _leased_alone()
+    residue = loose - in_cycles + unseen
+    leased = min(residue, sum(owner.nbytes for owner in owners))
     return Census(
         rooted + loose + unseen,
         rooted,
         in_cycles,
-        loose - in_cycles + unseen,
+        leased,
+        residue - leased,
         _held(references),
         cycles,
+        owners,
     )
+
+
+def _leased_alone() -> list[Held]:
+    """What Tenure moved to the host, by owner: nothing else knows of it."""
+    return [
+        Held(f"{owner.name}, {owner.site}, on the host", totals.bytes, totals.leases)
+        for owner, totals in leases().by_owner().items()
+        if owner.kind == "host_copy"
+    ]
 
 
 def _held(references: _C.References) -> list[Held]:
