@@ -23,9 +23,9 @@ bool is_parameter(const at::Tensor& tensor) {
   if (!base.is_leaf()) {
     return false;
   }
-  static const auto* const types = new py::tuple(py::make_tuple(
-      py::module_::import("torch.nn").attr("Parameter"),
-      py::module_::import("torch.nn").attr("Buffer")));
+  static const auto* const types =
+      new py::tuple(py::make_tuple(py::module_::import("torch.nn").attr("Parameter"),
+                                   py::module_::import("torch.nn").attr("Buffer")));
   const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(base));
   return py::isinstance(object, *types);
 }
@@ -39,7 +39,8 @@ offload::Saved pack(offload::Session& session, const at::Tensor& tensor) {
 // Compiled backwards write into the memory of what they are given.
 offload::Sharing sharing_here() {
   const auto node = torch::autograd::get_current_node();
-  const bool compiled = node != nullptr && node->name().find("CompiledFunction") != std::string::npos;
+  const bool compiled =
+      node != nullptr && node->name().find("CompiledFunction") != std::string::npos;
   return compiled ? offload::Sharing::own : offload::Sharing::shared;
 }
 
@@ -98,16 +99,20 @@ uint64_t count_of(const offload::Stats& stats) {
 // For C++ that offloads in a process where Python has the engine.
 void push_hooks(offload::Session& session) {
   const py::gil_scoped_acquire gil;
-  py::module_::import("torch").attr("_C").attr("_autograd").attr(
-      "_push_saved_tensors_default_hooks")(
-      py::cpp_function([&session](const at::Tensor& tensor) { return pack(session, tensor); }),
-      py::cpp_function(&unpack));
+  py::module_::import("torch")
+      .attr("_C")
+      .attr("_autograd")
+      .attr("_push_saved_tensors_default_hooks")(
+          py::cpp_function([&session](const at::Tensor& tensor) { return pack(session, tensor); }),
+          py::cpp_function(&unpack));
 }
 
 void pop_hooks() {
   const py::gil_scoped_acquire gil;
-  py::module_::import("torch").attr("_C").attr("_autograd").attr(
-      "_pop_saved_tensors_default_hooks")();
+  py::module_::import("torch")
+      .attr("_C")
+      .attr("_autograd")
+      .attr("_pop_saved_tensors_default_hooks")();
 }
 
 constexpr offload::LanguageHooks kPythonHooks{&push_hooks, &pop_hooks};
@@ -163,8 +168,8 @@ void bind_offload(py::module_& m) {
            }),
            py::arg("target"), py::arg("folder"), py::arg("budget"), py::arg("host_limit"),
            py::arg("raise_when_full"), py::arg("streams"), py::arg("min_bytes"))
-      .def("never",
-           [](Session& self, const std::vector<at::Tensor>& tensors) { self.never(refs_of(tensors)); })
+      .def("never", [](Session& self,
+                       const std::vector<at::Tensor>& tensors) { self.never(refs_of(tensors)); })
       .def("begin", &Session::begin, py::call_guard<py::gil_scoped_release>())
       .def("end", &Session::end, py::call_guard<py::gil_scoped_release>())
       .def("abandon", &Session::abandon, py::call_guard<py::gil_scoped_release>())

@@ -1,4 +1,5 @@
 #include <tenure/core/part.h>
+
 #include <tenure/core/storage_ref.h>
 #include <tenure/core/text.h>
 #include <tenure/inspect/modules.h>
@@ -23,9 +24,14 @@ std::string origin_text(const StorageRef& ref) {
 
 void register_inspect() {
   // Leaked: whoever asks may ask late.
-  static const auto* const registration = new PartRegistration(
-      register_part({.name = "inspect", .kinds = {}, .stats = {}, .owns = {}, .dump = {},
-                     .holders = {}, .origin = origin_text}));
+  static const auto* const registration =
+      new PartRegistration(register_part({.name = "inspect",
+                                          .kinds = {},
+                                          .stats = {},
+                                          .owns = {},
+                                          .dump = {},
+                                          .holders = {},
+                                          .origin = origin_text}));
   (void)registration;
 }
 

@@ -13,14 +13,14 @@ enum class Action : uint8_t {
 
 // Why a saved tensor was kept on the device.
 enum class Kept : uint8_t {
-  parameter,     // a parameter, a buffer, or a view of one
-  small,         // copying it would cost more than it frees
-  not_plain,     // a subclass, or a layout without a storage of its own
-  elsewhere,     // on another device than those that are offloaded
-  lives_on,      // someone else holds its storage until backward anyway
-  budget,        // fits into the budget
-  host_full,     // the host limit is reached
-  in_backward,   // saved while a backward runs, which is about to need it
+  parameter,    // a parameter, a buffer, or a view of one
+  small,        // copying it would cost more than it frees
+  not_plain,    // a subclass, or a layout without a storage of its own
+  elsewhere,    // on another device than those that are offloaded
+  lives_on,     // someone else holds its storage until backward anyway
+  budget,       // fits into the budget
+  host_full,    // the host limit is reached
+  in_backward,  // saved while a backward runs, which is about to need it
 };
 inline constexpr size_t kKeptReasons = 8;
 

@@ -1,11 +1,13 @@
-#include <tenure/core/error.h>
 #include <tenure/offload/active.h>
+
+#include <tenure/core/error.h>
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
-#include <atomic>
 #include <dlfcn.h>
+
+#include <atomic>
 #include <exception>
 #include <iostream>
 #include <mutex>

@@ -22,14 +22,15 @@ double seconds_since(Clock::time_point begin) {
 struct Unseen {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_modes{c10::DispatchKeySet(
-      {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::Functionalize,
-       c10::DispatchKey::TESTING_ONLY_GenericMode, c10::DispatchKey::TESTING_ONLY_GenericWrapper})};
+      {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+       c10::DispatchKey::Functionalize, c10::DispatchKey::TESTING_ONLY_GenericMode,
+       c10::DispatchKey::TESTING_ONLY_GenericWrapper})};
 };
 
 // `bytes` of a storage as a tensor of bytes.
 at::Tensor bytes_of(const c10::Storage& storage, size_t begin, size_t bytes) {
-  auto keys = c10::DispatchKeySet(
-      c10::computeDispatchKey(c10::kByte, c10::kStrided, storage.device()));
+  auto keys =
+      c10::DispatchKeySet(c10::computeDispatchKey(c10::kByte, c10::kStrided, storage.device()));
   auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(storage), keys,
                                                    caffe2::TypeMeta::Make<uint8_t>());
   const auto size = static_cast<int64_t>(bytes);
@@ -151,9 +152,9 @@ std::unique_ptr<Copier::Timing> Copier::begin(const c10::Stream& stream, Moved* 
     return nullptr;
   }
   constexpr auto kTimed = c10::EventFlag::BACKEND_DEFAULT;
-  auto timing = std::make_unique<Timing>(Timing{c10::Event(device_.type(), kTimed),
-                                                c10::Event(device_.type(), kTimed), moved, bytes,
-                                                exposed_});
+  auto timing =
+      std::make_unique<Timing>(Timing{c10::Event(device_.type(), kTimed),
+                                      c10::Event(device_.type(), kTimed), moved, bytes, exposed_});
   timing->begin.record(stream);
   return timing;
 }

@@ -1,16 +1,18 @@
-#include <tenure/core/error.h>
-#include <tenure/core/text.h>
 #include <tenure/offload/disk.h>
 
+#include <tenure/core/error.h>
+#include <tenure/core/text.h>
+
 #include <c10/core/Storage.h>
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fcntl.h>
 #include <system_error>
-#include <unistd.h>
 
 namespace tenure::offload {
 namespace {

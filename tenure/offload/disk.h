@@ -3,7 +3,8 @@
 // ends.
 //
 // Bytes come in a HostCopy, which is given up when they are written, and leave in another. Only who
-// asks for bytes that are not in memory waits, and whoever brings some while too many are unwritten.
+// asks for bytes that are not in memory waits, and whoever brings some while too many are
+// unwritten.
 //
 // Any thread may call.
 #pragma once

@@ -1,5 +1,6 @@
-#include <tenure/core/hold.h>
 #include <tenure/offload/host_copy.h>
+
+#include <tenure/core/hold.h>
 
 #include <algorithm>
 

@@ -1,6 +1,7 @@
+#include <tenure/offload/host_pool.h>
+
 #include <tenure/core/error.h>
 #include <tenure/core/text.h>
-#include <tenure/offload/host_pool.h>
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -138,8 +139,8 @@ void HostPool::shrink() {
     for (auto it = slabs_.begin(); it != slabs_.end();) {
       const auto& [begin, slab] = *it;
       const auto whole = free_.find(begin);
-      const bool unused = whole != free_.end() && whole->second.bytes == slab.bytes &&
-                          whole->second.busy.ready();
+      const bool unused =
+          whole != free_.end() && whole->second.bytes == slab.bytes && whole->second.busy.ready();
       if (!unused || pinned_ - slab.bytes < most_held_) {
         ++it;
         continue;

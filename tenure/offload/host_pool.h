@@ -60,8 +60,8 @@ class HostPool {
   // Gives slabs back that are not needed for as much as was held at once since the last call.
   void shrink();
 
-  uint64_t held() const;    // given out
-  uint64_t pinned() const;  // taken from the source
+  uint64_t held() const;         // given out
+  uint64_t pinned() const;       // taken from the source
   uint64_t slabs_taken() const;  // ever
 
  private:

@@ -219,9 +219,9 @@ void State::check_peak() {
   if (meter_ == nullptr) {
     return;
   }
-  const auto most = options.budget ? static_cast<int64_t>(*options.budget)
-                                   : cap_for(known_->timeline) +
-                                         part_of(least_peak(known_->timeline), kSlack);
+  const auto most = options.budget
+                        ? static_cast<int64_t>(*options.budget)
+                        : cap_for(known_->timeline) + part_of(least_peak(known_->timeline), kSlack);
   const auto over = recorder_.peak() - most;
   const bool can_do_less = known_->plan.peak > least_peak(known_->timeline);
   if (over <= 0 || !can_do_less) {

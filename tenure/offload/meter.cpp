@@ -1,12 +1,14 @@
-#include <tenure/core/storage_ref.h>
 #include <tenure/offload/meter.h>
 
+#include <tenure/core/storage_ref.h>
+
 #include <c10/core/CachingDeviceAllocator.h>
+
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <dlfcn.h>
 #include <mutex>
 #include <string>
 
@@ -51,7 +53,8 @@ c10::CachingDeviceAllocator::DeviceStats stats_of(c10::Device device) {
   return c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
 }
 
-const c10::CachingAllocator::Stat& allocated(const c10::CachingDeviceAllocator::DeviceStats& stats) {
+const c10::CachingAllocator::Stat& allocated(
+    const c10::CachingDeviceAllocator::DeviceStats& stats) {
   return stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
 }
 

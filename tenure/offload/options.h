@@ -22,8 +22,8 @@ enum class Target : uint8_t {
 
 struct Options {
   Target target = Target::host;
-  std::string folder;               // of Target::disk
-  std::optional<uint64_t> budget;   // the device's peak of allocated bytes; none: all that can go
+  std::string folder;              // of Target::disk
+  std::optional<uint64_t> budget;  // the device's peak of allocated bytes; none: all that can go
   uint64_t host_limit = std::numeric_limits<uint64_t>::max();
   HostFull host_full = HostFull::raise;
   Streams streams = Streams::two;

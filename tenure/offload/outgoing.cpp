@@ -1,5 +1,6 @@
-#include <tenure/core/fork.h>
 #include <tenure/offload/outgoing.h>
+
+#include <tenure/core/fork.h>
 
 #include <algorithm>
 #include <chrono>

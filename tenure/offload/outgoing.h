@@ -25,7 +25,7 @@ class Outgoing {
   struct Leaving {
     const void* key = nullptr;
     uint64_t bytes = 0;
-    size_t gone = 0;     // from this tick on we alone hold it
+    size_t gone = 0;      // from this tick on we alone hold it
     bool needed = false;  // backward is about to use it: it stays
     Lease lease;
     Fence left;
@@ -55,7 +55,7 @@ class Outgoing {
   std::deque<Leaving> leaving_;
   uint64_t bytes_ = 0;
   std::optional<uint32_t> process_;  // that has the thread
-  std::jthread thread_;  // last: stops first
+  std::jthread thread_;              // last: stops first
 };
 
 }  // namespace tenure::offload

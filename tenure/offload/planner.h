@@ -41,8 +41,8 @@ size_t gone_from(const SavedTrace& saved);
 int64_t least_peak(const Timeline& timeline);
 
 // Below which size storages are kept in any case. A copy that moves less than `overhead` seconds of
-// bytes does not pay, but where there are few of those next to all that is moved nobody notices, and
-// nothing is kept.
+// bytes does not pay, but where there are few of those next to all that is moved nobody notices,
+// and nothing is kept.
 uint64_t small_size(const Timeline& timeline, double bandwidth, double overhead);
 
 // All that can go goes.

@@ -1,6 +1,7 @@
+#include <tenure/offload/saved.h>
+
 #include <tenure/core/error.h>
 #include <tenure/core/text.h>
-#include <tenure/offload/saved.h>
 
 #include <c10/core/TensorImpl.h>
 
@@ -40,12 +41,12 @@ void Saved::require_unchanged() const {
   for (const auto size : sizes_) {
     shape += text(shape.empty() ? "" : ", ", size);
   }
-  throw MutationError(
-      text("one of the variables needed for gradient computation has been modified by an inplace "
-           "operation: the saved tensor of ",
-           c10::toString(dtype_), " [", shape, "] is at version ", counter_.current_version(),
-           "; expected version ", version_,
-           " instead. Make the operation that writes to it out of place, or clone the tensor first"));
+  throw MutationError(text(
+      "one of the variables needed for gradient computation has been modified by an inplace "
+      "operation: the saved tensor of ",
+      c10::toString(dtype_), " [", shape, "] is at version ", counter_.current_version(),
+      "; expected version ", version_,
+      " instead. Make the operation that writes to it out of place, or clone the tensor first"));
 }
 
 // The saved view, on a storage that holds the original's content from `begin` on.

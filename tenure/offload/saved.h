@@ -44,13 +44,13 @@ struct SavedStorage {
   Action action = Action::offload;
   uint32_t uses = 0;  // how often backward has asked for it
 
-  Lease kept;         // Action::keep
-  HostCopy host;      // Action::offload, in memory
+  Lease kept;                        // Action::keep
+  HostCopy host;                     // Action::offload, in memory
   std::shared_ptr<Disk::Rest> rest;  // or on disk; shared with the threads that write and read it
-  Fence left;         // the copy to the host
-  StorageRef on_board;  // what was fetched last, or nothing
-  Lease fetched;        // until backward asks for it, or for as long as it stays
-  Fence arrived;        // the copy from the host
+  Fence left;                        // the copy to the host
+  StorageRef on_board;               // what was fetched last, or nothing
+  Lease fetched;                     // until backward asks for it, or for as long as it stays
+  Fence arrived;                     // the copy from the host
 };
 
 // A saved tensor, in autograd's hands until the graph goes. Any thread may drop it.

@@ -1,5 +1,6 @@
-#include <tenure/core/error.h>
 #include <tenure/offload/session.h>
+
+#include <tenure/core/error.h>
 #include <tenure/offload/state.h>
 
 namespace tenure::offload {

@@ -1,3 +1,5 @@
+#include <tenure/offload/state.h>
+
 #include <tenure/core/error.h>
 #include <tenure/core/hold.h>
 #include <tenure/core/names.h>
@@ -6,7 +8,6 @@
 #include <tenure/core/scope.h>
 #include <tenure/core/text.h>
 #include <tenure/core/torch_compat.h>
-#include <tenure/offload/state.h>
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/TensorSubclassLikeUtils.h>
@@ -75,7 +76,8 @@ Lane::Lane(c10::Device at, const Options& options)
         return std::make_shared<HostPool>(std::move(source), options.host_limit);
       }()) {}
 
-State::State(Options given) : options(std::move(given)), of_cpu_(options.target == Target::copy), lanes_(&earlier) {
+State::State(Options given)
+    : options(std::move(given)), of_cpu_(options.target == Target::copy), lanes_(&earlier) {
   if (options.target == Target::disk) {
     disk_ = std::make_unique<Disk>(options.folder);
     of_cpu_ = at::accelerator::deviceCount() == 0;
@@ -251,12 +253,11 @@ void State::move_out(SavedStorage& entry, const c10::Storage& storage) {
     return;  // done
   }
   const auto gone = mode_ == Mode::planned ? gone_from(known_->timeline.saved[entry.index]) : 0;
-  lane.outgoing.add(
-      {.key = &entry,
-       .bytes = storage.nbytes(),
-       .gone = gone,
-       .lease = hold(storage, entry.on_device, ScopeId::process),
-       .left = entry.left});
+  lane.outgoing.add({.key = &entry,
+                     .bytes = storage.nbytes(),
+                     .gone = gone,
+                     .lease = hold(storage, entry.on_device, ScopeId::process),
+                     .left = entry.left});
 }
 
 HostCopy State::room_for(const SavedStorage& entry) {
@@ -308,7 +309,7 @@ std::pair<c10::Storage, size_t> State::board(SavedStorage& entry, const c10::Str
     stay_or_go(entry, *original);
     return {std::move(*original), 0};
   }
-  auto there = entry.fetched.held()          ? std::optional(entry.fetched.storage())
+  auto there = entry.fetched.held()         ? std::optional(entry.fetched.storage())
                : sharing == Sharing::shared ? entry.on_board.lock()
                                             : std::nullopt;
   if (!there) {
@@ -343,8 +344,7 @@ bool State::stays(const SavedStorage& entry) const {
     return false;
   }
   if (mode_ == Mode::planned) {
-    return known_->plan.stays[entry.index] &&
-           entry.uses < known_->timeline.saved[entry.index].uses;
+    return known_->plan.stays[entry.index] && entry.uses < known_->timeline.saved[entry.index].uses;
   }
   return !compat::backward_retains_graph();  // until the graph lets go of it
 }
@@ -356,8 +356,7 @@ void State::fetch(SavedStorage& entry, Urgency urgency) {
                                                             : std::optional(entry.compute));
   const c10::Storage storage(c10::Storage::use_byte_size_t(), entry.bytes,
                              c10::GetAllocator(lane.device.type()), true);
-  entry.fetched =
-      hold(storage, entry.on_device, ScopeId::process);
+  entry.fetched = hold(storage, entry.on_device, ScopeId::process);
   const auto copy_back = [&](HostCopy& from) {
     entry.arrived = lane.copier.back(from, storage, entry.compute, entry.left, urgency);
   };
@@ -445,8 +444,7 @@ void State::limit_outgoing(Lane& lane, const c10::Stream& compute) {
   } else if (mode_ == Mode::following) {
     room = static_cast<int64_t>(following_room()) - static_cast<int64_t>(ahead_);
   }
-  lane.outgoing.limit(room, position_,
-                      [&](const Fence& left) { lane.copier.wait(left, compute); });
+  lane.outgoing.limit(room, position_, [&](const Fence& left) { lane.copier.wait(left, compute); });
 }
 
 void State::settle() {

@@ -1,5 +1,6 @@
-#include <tenure/core/text.h>
 #include <tenure/offload/stats.h>
+
+#include <tenure/core/text.h>
 
 #include <iomanip>
 #include <sstream>

@@ -40,10 +40,10 @@ struct Stats {
   double exposed_seconds = 0;    // the device waited for copies; of the last step that was timed
   double out_bandwidth = 0;      // bytes a second
   double in_bandwidth = 0;
-  int64_t peak = 0;     // allocated on the device
+  int64_t peak = 0;      // allocated on the device
   int64_t promised = 0;  // by the plan
-  int64_t least = 0;    // that any budget could be; 0: not known yet
-  int64_t budget = 0;   // 0: none
+  int64_t least = 0;     // that any budget could be; 0: not known yet
+  int64_t budget = 0;    // 0: none
 };
 
 // For a person: a few lines.

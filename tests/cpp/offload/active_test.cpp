@@ -1,7 +1,8 @@
 // Offloading from C++ alone: no Python in this process.
+#include <tenure/offload/active.h>
+
 #include <tenure/core/error.h>
 #include <tenure/core/ledger.h>
-#include <tenure/offload/active.h>
 
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
@@ -51,7 +52,9 @@ TEST(Active, GradientsAreThoseOfPlainSteps) {
 TEST(Active, EndsWithItsBlock) {
   Session session(copies());
   const auto weight = leaf(16, 16);
-  { const Active active(session); }
+  {
+    const Active active(session);
+  }
   EXPECT_FALSE(session.active());
   const auto plain = chain(weight);
   EXPECT_EQ(session.stats().saved.count, 0U);
@@ -103,8 +106,7 @@ TEST(Active, WritingToASavedTensorRaises) {
     gradient(weight, loss);
     FAIL() << "no error";
   } catch (const std::exception& error) {
-    EXPECT_NE(std::string(error.what()).find("modified by an inplace operation"),
-              std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("modified by an inplace operation"), std::string::npos)
         << error.what();
   }
 }

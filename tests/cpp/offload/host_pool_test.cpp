@@ -1,5 +1,6 @@
-#include <tenure/core/error.h>
 #include <tenure/offload/host_pool.h>
+
+#include <tenure/core/error.h>
 
 #include <gtest/gtest.h>
 
