@@ -17,10 +17,10 @@ STAMP := .venv/setup.stamp
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test soak lint format bench asan tsan wheel clean FORCE
+.PHONY: help setup build run test test-integrations soak lint format bench asan tsan wheel clean FORCE
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 19
 
 setup: $(STAMP) build ## make .venv, install all that is needed, build; TORCH=system uses PYTHON's torch
 
@@ -42,6 +42,9 @@ run: build ## a small real training job on this machine, ending in the ledger's 
 test: build ## all tests: C++ (TSan's too) and Python
 	ctest --test-dir build/dev --output-on-failure -j $(JOBS)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test-integrations: build ## tests beside TRL with all that it brings, in an environment of its own
+	@scripts/test-integrations
 
 soak: build ## what `make test` does in short, at full length
 	TENURE_HEALTHY_RUNS=200 $(BIN)/python -m pytest tests/python/inspect/test_many.py

@@ -155,7 +155,9 @@ def _all(run: Run) -> Iterator[Bar]:
     if peer is not None:
         yield Bar("ours: peak to save_on_cpu's", ours.peak, 1.05 * peer.peak, "GiB")
         if ours.after and peer.after:
-            yield Bar("ours: drained, to its after-forward", ours.after, peer.after, "GiB")
+            # To the hundredth of a GiB in which the bar is given.
+            most = peer.after + GIB / 200
+            yield Bar("ours: drained, to its after-forward", ours.after, most, "GiB")
     efficiency = run.efficiency(ours)
     if efficiency is not None:
         yield Bar("ours: T*/T", efficiency, 0.92, "", at_least=True)

@@ -21,7 +21,8 @@ import trl
 
 import tenure
 
-WORDS = "who holds this memory and since when a step ends its storages go home".split()
+TEXT = "who holds this memory and since when a step ends its storages go home"
+WORDS = TEXT.split()
 MARKS = ["<pad>", "<eos>", "<unk>"]
 
 
@@ -39,8 +40,8 @@ def tiny_model(**changes: object) -> transformers.LlamaForCausalLM:
     torch.manual_seed(0)
     shape = {
         "vocab_size": len(MARKS) + len(WORDS),
-        "hidden_size": 64,
-        "intermediate_size": 128,
+        "hidden_size": 32,
+        "intermediate_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
@@ -101,7 +102,7 @@ def main() -> None:
             asked.model or tiny_model(),
             datasets.load_dataset(asked.dataset, split="train")
             if asked.dataset
-            else tiny_dataset(words=256),
+            else tiny_dataset(words=64),
             None if asked.model else tiny_tokenizer(),
             output_dir=asked.out or scratch,
             max_steps=asked.steps,

@@ -2,6 +2,7 @@
 #include "bindings.h"
 #include <tenure/core/storage_ref.h>
 #include <tenure/offload/active.h>
+#include <tenure/offload/outgoing.h>
 #include <tenure/offload/session.h>
 
 #include <pybind11/stl.h>
@@ -12,6 +13,17 @@ namespace py = pybind11;
 namespace offload = tenure::offload;
 
 namespace {
+
+// Whose end may wait for a thread that lets go of tensors, which may need the GIL for that.
+struct EndWithoutGil {
+  template <class T>
+  void operator()(T* object) const {
+    const py::gil_scoped_release no_gil;
+    delete object;
+  }
+};
+template <class T>
+using WithoutGil = std::unique_ptr<T, EndWithoutGil>;
 
 // Whether it is a view of a parameter or buffer, by what Python knows: frozen ones, and those that
 // FSDP2 has gathered into a storage that was unknown when the session began.
@@ -156,24 +168,31 @@ void bind_offload(py::module_& m) {
       .def_readonly("budget", &Stats::budget)
       .def("__str__", [](const Stats& self) { return stats_text(self); });
 
-  py::class_<offload::Saved>(m, "OffloadSaved");
+  const py::class_<offload::Saved, WithoutGil<offload::Saved>> saved(m, "OffloadSaved");
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function(&offload::stop_letting_go, py::call_guard<py::gil_scoped_release>()));
 
   using offload::Session;
-  py::class_<Session>(m, "OffloadSession")
+  py::class_<Session, WithoutGil<Session>>(m, "OffloadSession")
       .def(py::init([](const std::string& target, const std::string& folder,
                        std::optional<uint64_t> budget, std::optional<uint64_t> host_limit,
                        bool raise_when_full, int streams, std::optional<uint64_t> min_bytes) {
-             return std::make_unique<Session>(options_from(target, folder, budget, host_limit,
-                                                           raise_when_full, streams, min_bytes));
+             return WithoutGil<Session>(new Session(options_from(
+                 target, folder, budget, host_limit, raise_when_full, streams, min_bytes)));
            }),
            py::arg("target"), py::arg("folder"), py::arg("budget"), py::arg("host_limit"),
            py::arg("raise_when_full"), py::arg("streams"), py::arg("min_bytes"))
-      .def("never", [](Session& self,
-                       const std::vector<at::Tensor>& tensors) { self.never(refs_of(tensors)); })
+      .def(
+          "never",
+          [](Session& self, const std::vector<at::Tensor>& tensors) {
+            self.never(refs_of(tensors));
+          },
+          py::call_guard<py::gil_scoped_release>())
       .def("begin", &Session::begin, py::call_guard<py::gil_scoped_release>())
       .def("end", &Session::end, py::call_guard<py::gil_scoped_release>())
       .def("abandon", &Session::abandon, py::call_guard<py::gil_scoped_release>())
-      .def_property_readonly("active", &Session::active)
+      .def_property_readonly(
+          "active", py::cpp_function(&Session::active, py::call_guard<py::gil_scoped_release>()))
       .def("pack", &pack)
       .def_static("unpack", &unpack)
       .def("settle", &Session::settle, py::call_guard<py::gil_scoped_release>())

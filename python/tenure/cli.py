@@ -145,8 +145,8 @@ def run(
 
       tenure run -- accelerate launch train.py
     """
-    from tenure.inspect import launch
     from tenure._inputs import parse_bytes
+    from tenure.inspect import launch
     from tenure.inspect.options import Options
 
     with _one_line_errors():
@@ -300,10 +300,10 @@ def check(
 
       tenure check run.tenure --peak 12GiB --baseline main.tenure
     """
+    from tenure._inputs import parse_bytes
     from tenure.inspect import recordings as reading
     from tenure.inspect import verdicts
     from tenure.inspect import why as command
-    from tenure._inputs import parse_bytes
 
     with _one_line_errors():
         limit = parse_bytes(peak) if peak else None

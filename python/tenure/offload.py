@@ -69,6 +69,7 @@ class Offload:
         streams: Streams = 2,
         min_bytes: int | str | None = None,
     ) -> None:
+        """Makes one; nothing happens before it is entered."""
         for model in models:
             if not isinstance(model, nn.Module):
                 raise InputError(f"Offload() takes modules and got {type(model).__name__}")
@@ -91,6 +92,7 @@ class Offload:
         self._hooks: saved_tensors_hooks | None = None
 
     def __enter__(self) -> Self:
+        """Begins a step."""
         if self._idle:
             _say_idle()
             return self
@@ -101,6 +103,7 @@ class Offload:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Ends it; one that an exception ended teaches nothing."""
         if self._hooks is None:
             return
         self._hooks.__exit__(None, None, None)
@@ -123,6 +126,7 @@ class Offload:
         self._session.settle()
 
     def __str__(self) -> str:
+        """What the last whole step did, for a person."""
         return str(self.stats())
 
 

@@ -14,6 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr auto kTimedEvent = c10::EventFlag::BACKEND_DEFAULT;
+
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
@@ -41,7 +43,7 @@ at::Tensor bytes_of(const c10::Storage& storage, size_t begin, size_t bytes) {
 }
 
 // Queues a copy of two byte tensors on the current stream.
-void queue_copy(at::Tensor to, const at::Tensor& from) {
+void queue_copy(const at::Tensor& to, const at::Tensor& from) {
   const Unseen unseen;
   to.copy_(from, /*non_blocking=*/true);
 }
@@ -151,10 +153,9 @@ std::unique_ptr<Copier::Timing> Copier::begin(const c10::Stream& stream, Moved* 
   if (!measuring_ || device_.is_cpu()) {
     return nullptr;
   }
-  constexpr auto kTimed = c10::EventFlag::BACKEND_DEFAULT;
-  auto timing =
-      std::make_unique<Timing>(Timing{c10::Event(device_.type(), kTimed),
-                                      c10::Event(device_.type(), kTimed), moved, bytes, exposed_});
+  auto timing = std::make_unique<Timing>(Timing{c10::Event(device_.type(), kTimedEvent),
+                                                c10::Event(device_.type(), kTimedEvent), moved,
+                                                bytes, exposed_});
   timing->begin.record(stream);
   return timing;
 }

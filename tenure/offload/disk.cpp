@@ -18,6 +18,7 @@ namespace tenure::offload {
 namespace {
 
 constexpr size_t kThreads = 2;
+constexpr mode_t kOnlyOwner = 0600;
 // Direct transfers begin and end at multiples of this, in the file and in memory.
 constexpr size_t kBlock = 4096;
 constexpr size_t kChunk = size_t{4} << 20;
@@ -28,10 +29,9 @@ std::string why(int error) { return std::generic_category().message(error); }
 
 // A file without a name, direct where the file system can do that.
 int open_unnamed(const std::string& folder) {
-  constexpr mode_t kOnlyUs = 0600;
-  int file = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_DIRECT, kOnlyUs);
+  int file = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_DIRECT, kOnlyOwner);
   if (file < 0 && (errno == EINVAL || errno == EOPNOTSUPP)) {
-    file = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, kOnlyUs);
+    file = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, kOnlyOwner);
   }
   if (file < 0 && (errno == EISDIR || errno == EOPNOTSUPP)) {  // no O_TMPFILE here
     auto path = folder + "/tenure-offload-XXXXXX";
@@ -169,9 +169,6 @@ Disk::Disk(const std::string& folder) : folder_(folder), file_(open_unnamed(fold
 }
 
 Disk::~Disk() {
-  if (process_ != fork_generation()) {
-    new std::vector<std::jthread>(std::move(threads_));  // a forked child does not have them
-  }
   threads_.clear();
   jobs_.clear();
   ::close(file_);

@@ -10,8 +10,8 @@
 #pragma once
 
 #include <tenure/core/fence.h>
-#include <tenure/core/fork.h>
 #include <tenure/offload/host_copy.h>
+#include <tenure/offload/own_thread.h>
 
 #include <condition_variable>
 #include <cstdint>
@@ -21,8 +21,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace tenure::offload {
@@ -75,9 +75,8 @@ class Disk {
   int64_t end_ = 0;
   uint64_t used_ = 0;
   uint64_t unwritten_ = 0;
-  std::string full_;  // why nothing more can be written
-  uint32_t process_ = fork_generation();
-  std::vector<std::jthread> threads_;  // last: stop first
+  std::string full_;                // why nothing more can be written
+  std::vector<OwnThread> threads_;  // last: stop first
 };
 
 }  // namespace tenure::offload

@@ -6,7 +6,8 @@
 
 namespace tenure::offload {
 
-HostCopy::HostCopy(std::shared_ptr<HostPool> pool, size_t bytes, OwnerId owner, ScopeId scope)
+HostCopy::HostCopy(const std::shared_ptr<HostPool>& pool, size_t bytes, OwnerId owner,
+                   ScopeId scope)
     : bytes_(bytes) {
   size_t missing = bytes;
   for (auto& piece : pool->take(bytes)) {
@@ -31,13 +32,17 @@ void HostCopy::free_room(void* room) {
 
 void HostCopy::written_until(const Fence& fence) {
   for (auto& part : parts_) {
-    part.room->piece.busy.out = fence;
+    auto& room = *part.room;
+    room.piece.busy.out = fence;
+    room.piece.busy.out_order = room.pool->next_order();
   }
 }
 
 void HostCopy::read_until(const Fence& fence) {
   for (auto& part : parts_) {
-    part.room->piece.busy.back = fence;
+    auto& room = *part.room;
+    room.piece.busy.back = fence;
+    room.piece.busy.back_order = room.pool->next_order();
   }
 }
 

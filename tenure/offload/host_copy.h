@@ -18,7 +18,7 @@ class HostCopy {
  public:
   HostCopy() = default;
   // Room for `bytes`, with whatever is in it. Throws BudgetError as HostPool::take does.
-  HostCopy(std::shared_ptr<HostPool> pool, size_t bytes, OwnerId owner, ScopeId scope);
+  HostCopy(const std::shared_ptr<HostPool>& pool, size_t bytes, OwnerId owner, ScopeId scope);
   HostCopy(HostCopy&&) noexcept = default;
   HostCopy& operator=(HostCopy&&) noexcept = default;
 

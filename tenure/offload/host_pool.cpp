@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace tenure::offload {
 namespace {
@@ -92,39 +93,54 @@ void HostPool::add_slab(size_t bytes) {
   slabs_.emplace(begin, Slab{std::move(data), bytes});
   pinned_ += bytes;
   ++taken_;
-  insert(begin, Free{.bytes = bytes, .busy = {}, .age = 0});
+  insert(begin, Free{.bytes = bytes, .busy = {}});
 }
 
 void HostPool::give(Piece piece) {
   std::lock_guard lock(mutex_);
   held_ -= piece.bytes;
-  insert(piece.data, Free{.bytes = piece.bytes, .busy = std::move(piece.busy), .age = ++age_});
+  insert(piece.data, Free{.bytes = piece.bytes, .busy = std::move(piece.busy)});
+}
+
+uint64_t HostPool::next_order() {
+  std::lock_guard lock(mutex_);
+  return ++order_;
+}
+
+// Whether one piece may be made of two.
+bool HostPool::absorb(Free& piece, const Free& neighbour) const {
+  auto& busy = piece.busy;
+  const auto& other = neighbour.busy;
+  if (!source_.in_order) {
+    if (!busy.ready() || !other.ready()) {
+      return false;
+    }
+    busy = {};
+  }
+  if (other.out_order > busy.out_order) {
+    busy.out = other.out;
+    busy.out_order = other.out_order;
+  }
+  if (other.back_order > busy.back_order) {
+    busy.back = other.back;
+    busy.back_order = other.back_order;
+  }
+  piece.bytes += neighbour.bytes;
+  return true;
 }
 
 // Joins neighbours of one slab.
 void HostPool::insert(char* data, Free piece) {
   const auto slab = std::prev(slabs_.upper_bound(data));
   auto next = free_.lower_bound(data);
-  if (!source_.in_order) {
-    free_.emplace(data, std::move(piece));
-    return;
-  }
-  const auto absorb = [&](const Free& other) {
-    piece.bytes += other.bytes;
-    if (other.age > piece.age) {
-      piece.busy = other.busy;
-      piece.age = other.age;
-    }
-  };
   if (next != free_.end() && next->first == data + piece.bytes &&
-      next->first < slab->first + slab->second.bytes) {
-    absorb(next->second);
+      next->first < slab->first + slab->second.bytes && absorb(piece, next->second)) {
     next = free_.erase(next);
   }
   if (next != free_.begin()) {
     const auto before = std::prev(next);
-    if (before->first + before->second.bytes == data && before->first >= slab->first) {
-      absorb(before->second);
+    if (before->first + before->second.bytes == data && before->first >= slab->first &&
+        absorb(piece, before->second)) {
       before->second = std::move(piece);
       return;
     }
@@ -132,10 +148,31 @@ void HostPool::insert(char* data, Free piece) {
   free_.emplace(data, std::move(piece));
 }
 
+// Those that were not when they were given back.
+void HostPool::join_ready() {
+  if (source_.in_order) {
+    return;
+  }
+  for (auto& [data, piece] : std::exchange(free_, {})) {
+    insert(data, std::move(piece));
+  }
+}
+
+HostPool::~HostPool() {
+  if (process_ != fork_generation()) {
+    return;  // a forked child has nothing under way, and no device to ask
+  }
+  for (const auto& [data, piece] : free_) {
+    piece.busy.out.wait();
+    piece.busy.back.wait();
+  }
+}
+
 void HostPool::shrink() {
   std::vector<Slab> ending;
   {
     std::lock_guard lock(mutex_);
+    join_ready();
     for (auto it = slabs_.begin(); it != slabs_.end();) {
       const auto& [begin, slab] = *it;
       const auto whole = free_.find(begin);

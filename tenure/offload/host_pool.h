@@ -12,6 +12,7 @@
 #pragma once
 
 #include <tenure/core/fence.h>
+#include <tenure/core/fork.h>
 
 #include <c10/core/Allocator.h>
 
@@ -32,14 +33,16 @@ class HostPool {
     std::function<c10::DataPtr(size_t bytes)> allocate;
     std::function<void()> trim;  // after slabs were freed; may be empty
     bool rounds_up = false;
-    // Copies of one direction run in the order in which they are queued, so that of two neighbours
-    // the fences of the younger stand for both.
+    // Copies of one direction run in the order in which they are queued, so that of two fences the
+    // younger stands for both. Else neighbours are joined only when they are ready.
     bool in_order = true;
   };
-  // The last copies that use a piece, one a direction.
+  // The last copies that use a piece, one a direction, and how many were queued before each.
   struct Busy {
     Fence out;   // writes to the host
     Fence back;  // reads from it
+    uint64_t out_order = 0;
+    uint64_t back_order = 0;
     bool ready() const { return out.ready() && back.ready(); }
   };
   struct Piece {
@@ -51,12 +54,16 @@ class HostPool {
   HostPool(Source source, uint64_t limit) : source_(std::move(source)), limit_(limit) {}
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
+  // Waits for copies that still use the memory: it is someone else's next.
+  ~HostPool();
 
   // Exactly `bytes`, cut only where it must be. Throws BudgetError if that would take more than
   // the limit, changing nothing.
   std::vector<Piece> take(size_t bytes);
   // May be written to again when `busy` is ready.
   void give(Piece piece);
+  // The number of a copy that is queued now, for Busy.
+  uint64_t next_order();
   // Gives slabs back that are not needed for as much as was held at once since the last call.
   void shrink();
 
@@ -68,7 +75,6 @@ class HostPool {
   struct Free {
     size_t bytes = 0;
     Busy busy;
-    uint64_t age = 0;
   };
   struct Slab {
     c10::DataPtr data;
@@ -80,6 +86,8 @@ class HostPool {
   void add_slab(size_t bytes);
   Piece cut(FreeMap::iterator at, size_t bytes);
   void insert(char* data, Free piece);
+  bool absorb(Free& piece, const Free& neighbour) const;
+  void join_ready();
 
   mutable std::mutex mutex_;
   Source source_;
@@ -90,7 +98,8 @@ class HostPool {
   uint64_t most_held_ = 0;  // since the last shrink
   uint64_t pinned_ = 0;
   uint64_t taken_ = 0;
-  uint64_t age_ = 0;
+  uint64_t order_ = 0;
+  uint32_t process_ = fork_generation();
 };
 
 // Pinned memory for copies to and from that kind of device, plain memory for the CPU.

@@ -14,8 +14,11 @@ constexpr size_t kMostKnown = 8;
 constexpr size_t kUnknownInARow = 2;
 // What a copy costs the host: below the bytes that move meanwhile a storage is not worth one.
 constexpr double kCopyOverhead = 10e-6;
-// Allocators round up, and two steps are never quite the same: so much of the budget stays free.
+// Allocators round up, CUDA's by up to 1 MiB an allocation and not always alike: so much of the
+// budget stays free.
 constexpr double kBudgetMargin = 0.005;
+constexpr double kMostMargin = 0.02;
+constexpr int64_t kRounding = int64_t{16} << 20;
 // Without a budget: how far above the least peak copies may run ahead, and how far above that a
 // step may come before its plan is made again.
 constexpr double kAheadOfLeast = 0.035;
@@ -24,6 +27,9 @@ constexpr uint64_t kLeastRoom = uint64_t{64} << 20;
 // In the first steps, and every so many after, copies and waits are timed.
 constexpr uint64_t kTimedFirst = 4;
 constexpr uint64_t kTimedEvery = 32;
+// After each of the first steps, and every so many after, host memory that was not used is freed.
+constexpr uint64_t kShrinkFirst = 4;
+constexpr uint64_t kShrinkEvery = 4;
 // Levels at the begin of a step that differ by less than this part of the budget are the same.
 constexpr double kSameLevel = 0.005;
 
@@ -61,6 +67,9 @@ void State::begin() {
   const bool timed = mode_ == Mode::measuring || step_ <= kTimedFirst || step_ % kTimedEvery == 0;
   for (const auto& [device, lane] : lanes_) {
     lane->copier.collect();
+    if (step_ <= kShrinkFirst || step_ % kShrinkEvery == 0) {
+      lane->pool->shrink();  // now, and not at the end of a step, when copies are under way
+    }
     if (timed) {
       lane->copier.start_measuring();
     } else {
@@ -143,9 +152,6 @@ void State::finish_step() {
   }
   for (const auto& [device, lane] : lanes_) {
     lane->copier.collect();
-    if (step_ <= 4 || step_ % 4 == 0) {
-      lane->pool->shrink();
-    }
   }
   report();
   if (timeline.saved.empty() || !recorder_.any_needed()) {
@@ -176,12 +182,12 @@ void State::learn() {
   last_.least = least_peak(known->timeline);
   const auto cap = cap_for(known->timeline);
   if (options.budget && last_.least > cap) {
-    const auto least = static_cast<uint64_t>(last_.least + margin());
+    const auto least = least_budget(last_.least);
     throw BudgetError(text("the budget of ", bytes_text(*options.budget),
                            " cannot be met: with every saved activation on the host a step still "
                            "needs ",
-                           bytes_text(least),
-                           ". Give at least that, checkpoint, or use a smaller batch"));
+                           bytes_text(least), ". Give at least ", least,
+                           " bytes, checkpoint, or use a smaller batch"));
   }
   known->plan = plan_for(known->timeline);
   all_known_.insert(all_known_.begin(), std::move(known));
@@ -190,14 +196,25 @@ void State::learn() {
   }
 }
 
-int64_t State::margin() const {
-  return margin_ + part_of(static_cast<int64_t>(*options.budget), kBudgetMargin);
+// The least budget whose cap is that level.
+uint64_t State::least_budget(int64_t level) const {
+  auto budget = level;
+  while (cap_of(budget) < level) {
+    budget += level - cap_of(budget);
+  }
+  return static_cast<uint64_t>(budget);
+}
+
+// Without a meter a budget is for the saved activations alone, which are counted exactly.
+int64_t State::cap_of(int64_t budget) const {
+  const auto rounding =
+      std::max(part_of(budget, kBudgetMargin), std::min(kRounding, part_of(budget, kMostMargin)));
+  return meter_ == nullptr ? budget : budget - margin_ - rounding;
 }
 
 int64_t State::cap_for(const Timeline& timeline) const {
   if (options.budget) {
-    // Without a meter the budget is for the saved activations alone, which are counted exactly.
-    return static_cast<int64_t>(*options.budget) - (meter_ == nullptr ? 0 : margin());
+    return cap_of(static_cast<int64_t>(*options.budget));
   }
   const auto least = least_peak(timeline);
   if (meter_ == nullptr) {

@@ -114,7 +114,8 @@ Meter::Reading Meter::read() {
     const auto current = level_->current.load(std::memory_order_relaxed);
     const auto peak = level_->peak.exchange(current, std::memory_order_relaxed);
     now.peak = std::max(now.peak, own.current + peak - current);
-  } else if (own.peak > last_own_peak_) {
+  }
+  if (own.peak > last_own_peak_) {
     now.peak = std::max(now.peak, own.peak);
   }
   last_own_peak_ = own.peak;
@@ -141,7 +142,7 @@ void device_allocated(c10::Device device, int64_t bytes) noexcept {
 // For a device whose allocator is not linked with this library: the address of this is handed over.
 extern "C" __attribute__((visibility("default"))) void tenure_privateuse1_allocated(
     c10::DeviceIndex index, int64_t bytes) {
-  constexpr auto kType = c10::DeviceType::PrivateUse1;
-  tenure::offload::allocations_are_told(kType);
-  tenure::offload::device_allocated(c10::Device(kType, index), bytes);
+  const auto type = c10::DeviceType::PrivateUse1;
+  tenure::offload::allocations_are_told(type);
+  tenure::offload::device_allocated(c10::Device(type, index), bytes);
 }

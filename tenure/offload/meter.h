@@ -2,8 +2,9 @@
 // reading. Every meter has its own "last", and none disturbs the allocator's own peaks, which
 // belong to the user.
 //
-// Where someone tells of each allocation (libtenure_cuda does, for CUDA) the peak is exact.
-// Elsewhere it is sampled: the allocator's own peak if that rose, else the higher of two readings.
+// Where someone tells of each allocation (libtenure_cuda does, for CUDA) the peak is exact but for
+// what the allocator rounds up between two readings: CUDA's up to 1 MiB an allocation. Elsewhere it
+// is sampled: the allocator's own peak if that rose, else the higher of two readings.
 //
 // A meter belongs to one thread at a time; device_allocated may be called from any.
 #pragma once

@@ -1,10 +1,7 @@
 #include <tenure/offload/outgoing.h>
 
-#include <tenure/core/fork.h>
-
 #include <algorithm>
 #include <chrono>
-#include <new>
 #include <vector>
 
 namespace tenure::offload {
@@ -14,34 +11,29 @@ namespace {
 // costs a microsecond.
 constexpr auto kLook = std::chrono::milliseconds(1);
 
+struct Ending {
+  std::mutex mutex;
+  bool now = false;
+};
+
+Ending& ending() {
+  static auto* process = new Ending;  // for threads that outlive static objects
+  return *process;
+}
+
 }  // namespace
-
-Outgoing::~Outgoing() {
-  if (process_ && process_ != fork_generation()) {
-    new std::jthread(std::move(thread_));  // a forked child has the object but not the thread
-  }
-}
-
-void Outgoing::start_watching() {
-  if (process_ == fork_generation()) {
-    return;
-  }
-  if (process_) {
-    new std::jthread(std::move(thread_));
-  }
-  process_ = fork_generation();
-  thread_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
-}
 
 void Outgoing::add(Leaving leaving) {
   std::lock_guard lock(mutex_);
   bytes_ += leaving.bytes;
   leaving_.push_back(std::move(leaving));
-  start_watching();
+  if (!thread_.runs()) {
+    thread_ = OwnThread([this](const std::stop_token& stop) { watch(stop); });
+  }
   added_.notify_one();
 }
 
-void Outgoing::limit(int64_t bytes, size_t tick, const std::function<void(const Fence&)>& wait) {
+void Outgoing::limit(int64_t bytes, size_t tick, const std::function<void(const Leaving&)>& wait) {
   std::vector<Leaving> ending;  // freed outside the lock: a deleter may take the GIL
   std::lock_guard lock(mutex_);
   const auto ours = [&](const Leaving& leaving) {
@@ -56,7 +48,7 @@ void Outgoing::limit(int64_t bytes, size_t tick, const std::function<void(const 
       ++it;
       continue;
     }
-    wait(it->left);
+    wait(*it);
     all -= ours(*it);
     bytes_ -= it->bytes;
     ending.push_back(std::move(*it));
@@ -96,8 +88,18 @@ void Outgoing::watch(const std::stop_token& stop) {
       added_.wait(lock, stop, [this] { return !leaving_.empty(); });
       added_.wait_for(lock, stop, kLook, [] { return false; });
     }
+    auto& process = ending();
+    std::lock_guard lock(process.mutex);
+    if (process.now) {
+      return;
+    }
     settle();
   }
+}
+
+void stop_letting_go() {
+  std::lock_guard lock(ending().mutex);
+  ending().now = true;
 }
 
 }  // namespace tenure::offload

@@ -8,14 +8,16 @@
 
 #include <tenure/core/fence.h>
 #include <tenure/core/lease.h>
+#include <tenure/offload/own_thread.h>
+
+#include <c10/core/Stream.h>
 
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <mutex>
-#include <optional>
-#include <thread>
+#include <stop_token>
 
 namespace tenure::offload {
 
@@ -25,6 +27,7 @@ class Outgoing {
   struct Leaving {
     const void* key = nullptr;
     uint64_t bytes = 0;
+    c10::Stream compute;  // that saved it
     size_t gone = 0;      // from this tick on we alone hold it
     bool needed = false;  // backward is about to use it: it stays
     Lease lease;
@@ -34,12 +37,11 @@ class Outgoing {
   Outgoing() = default;
   Outgoing(const Outgoing&) = delete;
   Outgoing& operator=(const Outgoing&) = delete;
-  ~Outgoing();
 
   void add(Leaving leaving);
-  // Until those that we alone hold at `tick` have at most `bytes`: `wait`s for the oldest on the
+  // Until those that we alone hold at `tick` have at most `bytes`: `wait`s for the oldest on its
   // compute stream, and lets it go.
-  void limit(int64_t bytes, size_t tick, const std::function<void(const Fence&)>& wait);
+  void limit(int64_t bytes, size_t tick, const std::function<void(const Leaving&)>& wait);
   // Whether it is still here; then it is not let go by limit() until it is no longer needed.
   bool set_needed(const void* key, bool needed);
   // Lets go what is done.
@@ -47,15 +49,17 @@ class Outgoing {
   uint64_t bytes() const;
 
  private:
-  void start_watching();
   void watch(const std::stop_token& stop);
 
   mutable std::mutex mutex_;
   std::condition_variable_any added_;
   std::deque<Leaving> leaving_;
   uint64_t bytes_ = 0;
-  std::optional<uint32_t> process_;  // that has the thread
-  std::jthread thread_;              // last: stops first
+  OwnThread thread_;  // last: stops first
 };
+
+// The process is about to end: from here on no thread lets go of anything by itself, for a device
+// or an interpreter that is ending can take nothing back. Waits for those that do now.
+void stop_letting_go();
 
 }  // namespace tenure::offload

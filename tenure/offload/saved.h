@@ -27,7 +27,7 @@ class State;
 //   coming     `fetched` is leased and `arrived` not ready
 //   away       only `host`
 struct SavedStorage {
-  SavedStorage(const c10::Storage& storage, c10::Stream compute);
+  SavedStorage(const c10::Storage& storage, c10::Stream stream);
   ~SavedStorage();
   SavedStorage(const SavedStorage&) = delete;
   SavedStorage& operator=(const SavedStorage&) = delete;

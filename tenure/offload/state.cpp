@@ -204,7 +204,7 @@ State::Entry State::save(const c10::Storage& storage, uint32_t version, Range ra
   }
   table_[entry->original].push_back(entry);
   order_.push_back(entry);
-  limit_outgoing(lane, entry->compute);
+  limit_outgoing(lane);
   return entry;
 }
 
@@ -252,9 +252,12 @@ void State::move_out(SavedStorage& entry, const c10::Storage& storage) {
   if (lane.device.is_cpu()) {
     return;  // done
   }
+  // Autograd would hold it for this stream, which may be another than the one it is from.
+  used_on(storage, entry.compute);
   const auto gone = mode_ == Mode::planned ? gone_from(known_->timeline.saved[entry.index]) : 0;
   lane.outgoing.add({.key = &entry,
                      .bytes = storage.nbytes(),
+                     .compute = entry.compute,
                      .gone = gone,
                      .lease = hold(storage, entry.on_device, ScopeId::process),
                      .left = entry.left});
@@ -276,7 +279,7 @@ at::Tensor State::unpack(const Saved& saved, Sharing sharing) {
   reach(entry);
   auto [storage, begin] = board(entry, compute, sharing);
   fetch_ahead(entry);
-  limit_outgoing(lane(entry.original.device()), compute);
+  limit_outgoing(lane(entry.original.device()));
   return saved.view_of(std::move(storage), begin);
 }
 
@@ -354,7 +357,8 @@ void State::fetch(SavedStorage& entry, Urgency urgency) {
   auto& lane = this->lane(entry.original.device());
   const c10::OptionalStreamGuard guard(lane.device.is_cpu() ? std::nullopt
                                                             : std::optional(entry.compute));
-  const c10::Storage storage(c10::Storage::use_byte_size_t(), entry.bytes,
+  const c10::Storage storage(c10::Storage::use_byte_size_t(),
+                             c10::SymInt(static_cast<int64_t>(entry.bytes)),
                              c10::GetAllocator(lane.device.type()), true);
   entry.fetched = hold(storage, entry.on_device, ScopeId::process);
   const auto copy_back = [&](HostCopy& from) {
@@ -430,7 +434,7 @@ bool State::try_fetch(size_t index) {
   return true;
 }
 
-void State::limit_outgoing(Lane& lane, const c10::Stream& compute) {
+void State::limit_outgoing(Lane& lane) {
   if (lane.device.is_cpu()) {
     return;
   }
@@ -444,7 +448,9 @@ void State::limit_outgoing(Lane& lane, const c10::Stream& compute) {
   } else if (mode_ == Mode::following) {
     room = static_cast<int64_t>(following_room()) - static_cast<int64_t>(ahead_);
   }
-  lane.outgoing.limit(room, position_, [&](const Fence& left) { lane.copier.wait(left, compute); });
+  lane.outgoing.limit(room, position_, [&](const Outgoing::Leaving& leaving) {
+    lane.copier.wait(leaving.left, leaving.compute);
+  });
 }
 
 void State::settle() {

@@ -22,7 +22,7 @@ namespace tenure::offload {
 
 // All that one device needs.
 struct Lane {
-  Lane(c10::Device device, const Options& options);
+  Lane(c10::Device at, const Options& options);
 
   c10::Device device;
   Copier copier;
@@ -40,7 +40,7 @@ class State : public std::enable_shared_from_this<State> {
  public:
   using Range = std::pair<size_t, size_t>;  // bytes of a storage
 
-  explicit State(Options options);
+  explicit State(Options given);
 
   const Options options;
 
@@ -82,7 +82,7 @@ class State : public std::enable_shared_from_this<State> {
   void fetch_in_reverse(const SavedStorage& entry);
   void stay(SavedStorage& entry, const c10::Storage& storage);
   bool try_fetch(size_t index);
-  void limit_outgoing(Lane& lane, const c10::Stream& compute);
+  void limit_outgoing(Lane& lane);
 
   void forget_dead();
   void choose_mode();
@@ -91,7 +91,8 @@ class State : public std::enable_shared_from_this<State> {
   void learn();
   void check_peak();
   void report();
-  int64_t margin() const;
+  int64_t cap_of(int64_t budget) const;
+  uint64_t least_budget(int64_t level) const;
   Plan plan_for(const Timeline& timeline);
   int64_t cap_for(const Timeline& timeline) const;
   uint64_t following_room() const;

@@ -5,6 +5,7 @@
 #include "current.h"
 #include "fake_accelerator.h"
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <torch/csrc/utils/pybind.h>
 
 namespace py = pybind11;
@@ -64,6 +65,11 @@ PYBIND11_MODULE(fake_accelerator, m) {
         py::arg("poison_freed") = defaults.poison_freed,
         py::arg("reuse_freed") = defaults.reuse_freed,
         py::arg("device_bytes") = defaults.device_bytes, NoGil());
+
+  m.def(
+      "pinned_bytes",
+      [] { return at::getHostAllocator(fake::kDeviceType)->get_stats().allocated_bytes.current; },
+      NoGil());
 
   m.def(
       "tell_allocations",

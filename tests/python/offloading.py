@@ -60,8 +60,9 @@ class Keep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.seen.extend(t.detach().cpu().clone() for t in ctx.saved_tensors)
-        return grads[0], None, *(None for _ in ctx.saved_tensors)
+        saved = ctx.saved_tensors
+        ctx.seen.extend(t.detach().cpu().clone() for t in saved)
+        return grads[0], None, *(None for _ in saved)
 
 
 def tell(fake: ModuleType) -> None:

@@ -19,10 +19,8 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 def site(tmp_path: Path) -> Path:
     """A site-packages with a Tenure built against torch 7.1, and no torch."""
     package = tmp_path / "tenure"
-    package.mkdir()
-    source = Path(tenure.__file__).parent
-    for module in source.glob("*.py"):
-        shutil.copy(module, package)
+    built = shutil.ignore_patterns("*.so", "include", "lib", "__pycache__")
+    shutil.copytree(Path(tenure.__file__).parent, package, ignore=built)
     (package / f"_C{SUFFIX}").write_text("not a library: loading it fails")
     (package / "_build.py").write_text('VERSION = "0.1.0"\nTORCH_VERSION = "7.1.0"\n')
     info = tmp_path / "tenure-0.1.0.dist-info"

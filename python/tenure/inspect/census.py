@@ -87,7 +87,8 @@ class Census:
         lines += [f"  {size(h.nbytes)}  {h.holder}, {h.count:,} storages" for h in self.held]
         del lines[1 + _MOST_TOLD :]
         for owner in self.owners[:_MOST_TOLD]:
-            lines.append(f"  {size(owner.nbytes)}  offloaded: {owner.holder}, {owner.count:,} leases")
+            what = f"offloaded: {owner.holder}, {owner.count:,} leases"
+            lines.append(f"  {size(owner.nbytes)}  {what}")
         for cycle in self.cycles[:_MOST_TOLD]:
             free = "Python's collector frees them" if cycle.collectable else "nothing frees them"
             lines.append(f"  {size(cycle.nbytes)}  {cycle.count:,} cycles, {free}: {cycle.path}")

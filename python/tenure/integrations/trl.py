@@ -17,11 +17,12 @@ from tenure.offload import Offload
 
 __all__ = ["TESTED", "disable", "enable"]
 
-TESTED = "1.16.0"
-"""The version of trl that this was tested with."""
+TESTED = ("1.8.0", "1.16.0")
+"""The versions of trl that this was tested with."""
 
 _MODULE = "trl.models.activation_offloading"
 _FUNCTION = "get_act_offloading_ctx_manager"
+_TESTED_WITH = f"Tested with {' and '.join(TESTED)}"
 
 
 def enable(**options: Unpack[OffloadOptions]) -> None:
@@ -89,7 +90,7 @@ def _find() -> Callable[..., object]:
         trl = importlib.import_module("trl")
     except ImportError as error:
         raise InputError(
-            f"trl cannot be imported ({error}): pip install trl. Tested with {TESTED}"
+            f"trl cannot be imported ({error}): pip install trl. {_TESTED_WITH}"
         ) from error
     try:
         found: object = getattr(importlib.import_module(_MODULE), _FUNCTION)
@@ -103,8 +104,8 @@ def _find() -> Callable[..., object]:
 def _unknown(trl: ModuleType, why: str) -> InputError:
     return InputError(
         f"trl {getattr(trl, '__version__', '?')} offloads in a way that is not known here: {why}. "
-        f"Tested with {TESTED}; with any other, tenure.integrations.transformers.offload(trainer) "
-        "does the same without activation_offloading=True"
+        f"{_TESTED_WITH}; with any other, tenure.integrations.transformers.offload(trainer) does "
+        "the same without activation_offloading=True"
     )
 
 

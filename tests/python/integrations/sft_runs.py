@@ -1,12 +1,15 @@
-"""Trains with TRL as examples/trl_sft.py does, without offloading and with Tenure's, and compares.
+"""Trains as examples/trl_sft.py does, without offloading and with Tenure's, and runs that example.
 
-Run by test_trl.py in a process of its own, for it may see stand-ins for packages: sft_runs.py OUT
+Run by test_trl.py, as `sft_runs.py OUT`, in a process of its own, because of the stand-ins.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import inspect
+import io
 import json
 import sys
 from pathlib import Path
@@ -17,6 +20,9 @@ import torch
 import tenure
 
 ROOT = Path(__file__).resolve().parents[3]
+# At the end: what is installed comes first.
+sys.path.append(str(Path(__file__).parent / "standins"))
+
 TRAINERS = [f"trl.trainer.{name}_trainer" for name in ("sft", "dpo", "kto", "reward")]
 
 
@@ -57,9 +63,18 @@ def losses(sft: Any) -> list[float]:
     return [entry["loss"] for entry in sft.state.log_history if "loss" in entry]
 
 
+def printed_by_the_example(recipe: Any) -> str:
+    out = io.StringIO()
+    sys.argv = ["trl_sft.py", "--steps", "1"]
+    with contextlib.redirect_stdout(out):
+        recipe.main()
+    return out.getvalue()
+
+
 def main(out: Path) -> None:
     recipe = load(ROOT / "examples/trl_sft.py")
     before = context_makers()
+    theirs = sys.modules[TRAINERS[0]].get_act_offloading_ctx_manager  # type: ignore[attr-defined]
     plain, plain_weights = run(recipe, out.parent, offloading=False)
 
     tenure.integrations.trl.enable(target="copy", min_bytes=1024)
@@ -73,6 +88,7 @@ def main(out: Path) -> None:
         json.dumps(
             {
                 "makers": [sorted(before), sorted(ours), sorted(context_makers())],
+                "signature": list(inspect.signature(theirs).parameters),
                 "context": type(offload).__qualname__,
                 "precision": offloaded.accelerator.mixed_precision,
                 "checkpointed": offloaded.model.is_gradient_checkpointing,
@@ -83,8 +99,9 @@ def main(out: Path) -> None:
                 ],
                 "steps": stats.steps,
                 "moved_out": stats.moved_out_bytes,
-                "moved_back": stats.moved_back_bytes,
+                "moved_in": stats.moved_in_bytes,
                 "printed": str(offload),
+                "example": printed_by_the_example(recipe),
             }
         )
     )

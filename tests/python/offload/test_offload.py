@@ -42,10 +42,10 @@ class OnBoth:
             base = self.activation()
             views = [
                 base,
-                base[2048:].view(torch.float32),
+                base[2048:].view(torch.int32),
                 base[10:].view(torch.int16)[::2],
-                base.view(torch.float64)[100:].view(8, -1)[:, 1:].t(),
-                base.view(torch.complex64)[5:].conj(),
+                base.view(torch.int64)[192:].view(8, -1)[:, 1:].t(),
+                base.view(torch.complex64)[5:2000].conj(),
             ]
             expected = [view.cpu().clone() for view in views]
             loss = Keep.apply(self.leaf(), seen, *views).sum()
@@ -54,10 +54,10 @@ class OnBoth:
         stats = offload.stats()
         assert (stats.saved_storages, stats.moved_out_storages) == (1, 1)
         assert (stats.moved_out_bytes, stats.most_host_bytes) == (SIZE, SIZE)
-        assert stats.moved_in_bytes >= SIZE
+        assert stats.moved_in_bytes == SIZE
         for found, view in zip(seen, expected, strict=True):
-            assert (found.dtype, found.stride()) == (view.dtype, view.stride())
-            assert torch.equal(found.view(torch.uint8), view.view(torch.uint8))
+            assert (found.dtype, found.is_conj()) == (view.dtype, view.is_conj())
+            assert torch.equal(found, view)
 
     def test_a_view_of_a_small_part_moves_that_part_alone(self) -> None:
         seen: list[Tensor] = []
@@ -162,9 +162,8 @@ class TestOnADevice(OnBoth):
                 assert used() - before < SIZE
                 assert offload.stats().host_bytes == SIZE
                 loss.backward()
-            assert offload.stats().host_bytes == SIZE, "the graph is still there"
-            del loss, x
             assert offload.stats().host_bytes == 0
+            del loss, x
 
     def test_a_forward_leaves_only_what_it_returns(self, fake: Fake) -> None:
         model, x = blocks(device="fake"), batch(device="fake")
