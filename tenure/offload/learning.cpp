@@ -142,7 +142,10 @@ void State::lose_plan() {
   mode_ = Mode::following;
 }
 
-uint64_t State::following_room() const { return std::max(kLeastRoom, 2 * largest_); }
+// Under a budget none: what the step will need is not known.
+uint64_t State::following_room() const {
+  return options.budget ? 0 : std::max(kLeastRoom, 2 * largest_);
+}
 
 void State::finish_step() {
   open_ = false;
@@ -284,6 +287,7 @@ State::Totals State::totals() const {
 
 Stats State::stats() {
   std::lock_guard lock(mutex_);
+  forget_dead();
   auto out = last_;
   out.tracked = table_.size();
   out.disk_bytes = disk_ != nullptr ? disk_->bytes() : 0;

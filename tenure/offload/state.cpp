@@ -277,9 +277,12 @@ at::Tensor State::unpack(const Saved& saved, Sharing sharing) {
   std::lock_guard lock(mutex_);
   const auto compute = current_stream(entry.original.device());
   reach(entry);
+  auto& lane = this->lane(entry.original.device());
+  lane.outgoing.set_needed(&entry, true);
+  keep_planned();
+  limit_outgoing(lane);  // before memory is taken for this tick
   auto [storage, begin] = board(entry, compute, sharing);
   fetch_ahead(entry);
-  limit_outgoing(lane(entry.original.device()));
   return saved.view_of(std::move(storage), begin);
 }
 
@@ -349,7 +352,8 @@ bool State::stays(const SavedStorage& entry) const {
   if (mode_ == Mode::planned) {
     return known_->plan.stays[entry.index] && entry.uses < known_->timeline.saved[entry.index].uses;
   }
-  return !compat::backward_retains_graph();  // until the graph lets go of it
+  // Until the graph lets go of it.
+  return !options.budget && !compat::backward_retains_graph();
 }
 
 // Queues the copy back, into memory of the stream that computes.
@@ -380,6 +384,23 @@ void State::fetch_ahead(const SavedStorage& entry) {
     fetch_planned();
   } else {
     fetch_in_reverse(entry);
+  }
+}
+
+// What is to be fetched now and has not left yet need not go.
+void State::keep_planned() {
+  if (mode_ != Mode::planned || !open_) {
+    return;
+  }
+  const auto& fetch_at = known_->plan.fetch;
+  for (auto tick = fetched_upto_; tick <= position_ && tick < fetch_at.size(); ++tick) {
+    for (const auto index : fetch_at[tick]) {
+      const auto entry = index < order_.size() ? order_[index].lock() : nullptr;
+      const auto original = entry != nullptr ? entry->original.lock() : std::nullopt;
+      if (original && entry->action == Action::offload && !entry->fetched.held()) {
+        stay(*entry, *original);
+      }
+    }
   }
 }
 
@@ -414,8 +435,8 @@ void State::stay(SavedStorage& entry, const c10::Storage& storage) {
 // False where the device has no room for it now.
 bool State::try_fetch(size_t index) {
   const auto entry = index < order_.size() ? order_[index].lock() : nullptr;
-  if (entry == nullptr || entry->action == Action::keep || entry->fetched.held() ||
-      entry->on_board.alive()) {
+  if (entry == nullptr || entry->action == Action::keep || entry->uses > 0 ||
+      entry->fetched.held()) {
     return true;
   }
   try {

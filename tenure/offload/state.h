@@ -78,6 +78,7 @@ class State : public std::enable_shared_from_this<State> {
   bool stays(const SavedStorage& entry) const;
   void fetch(SavedStorage& entry, Urgency urgency);
   void fetch_ahead(const SavedStorage& entry);
+  void keep_planned();
   void fetch_planned();
   void fetch_in_reverse(const SavedStorage& entry);
   void stay(SavedStorage& entry, const c10::Storage& storage);

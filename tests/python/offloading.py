@@ -1,4 +1,4 @@
-"""What the tests of Offload share: small jobs, their gradients, and an exact view of the fake device."""
+"""What the tests of Offload share: small jobs, their gradients, an exact view of the fake device."""
 
 from __future__ import annotations
 
@@ -81,6 +81,14 @@ def peak_of(work: Callable[[], object]) -> int:
     torch.accelerator.reset_peak_memory_stats("fake:0")
     work()
     return torch.accelerator.max_memory_allocated("fake:0")
+
+
+def drop_graphs() -> None:
+    """Has the fake device's autograd thread let go of the last backward's graph.
+
+    It does so when it gets round to it, which is after `backward()` has returned.
+    """
+    torch.ones(1, device="fake", requires_grad=True).sum().backward()
 
 
 def side_streams(fake: ModuleType) -> list[torch.Stream]:

@@ -6,20 +6,19 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attaching import TRAINING, TRAINS, Program, attach, clients, running, runtime_folder
+from attaching import TRAINING, TRAINS, Program, attach, command, running, runtime_folder
 from tenure.inspect import agent, recordings
 from tenure.inspect import attach as client
 from tenure.inspect.options import Options
 
 TOKEN = "hunter2-7f3a"
 QUIET = {"level": "off", "step hooks": 0, "patched": False}
-Watching = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,15 +27,8 @@ def runtime() -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture
-def watching() -> Iterator[Watching]:
-    """Starts clients, which end with the test."""
-    with clients() as start:
-        yield start
-
-
 @pytest.fixture(scope="module")
-def training(tmp_path_factory: pytest.TempPathFactory, runtime: Path) -> Iterator[Program]:
+def trains(tmp_path_factory: pytest.TempPathFactory, runtime: Path) -> Iterator[Program]:
     """A program that trains, with a token wherever data can be."""
     del runtime
     secret = f"""
@@ -59,13 +51,6 @@ refusal = locked()
         yield program
 
 
-@pytest.fixture
-def trains(training: Program) -> Program:
-    """The same, when it has noticed that the test before has left."""
-    training.state_when(level="off")
-    return training
-
-
 def asked(pid: int, **request: Any) -> client.Request:
     return client.Request(str(pid), **request)
 
@@ -86,19 +71,19 @@ sys.stdin.read()
 def test_the_idle_agent_is_a_thread_and_a_socket(tmp_path: Path, runtime: Path) -> None:
     (tmp_path / "idle.py").write_text(IDLE)
     shell = f'eval "$({sys.executable} -m tenure env --agent)" && exec {sys.executable} idle.py'
-    with subprocess.Popen(
+    program = subprocess.Popen(
         ["sh", "-c", shell], cwd=tmp_path, stdin=-1, stdout=-1, stderr=-1, text=True
-    ) as program:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "['MainThread', 'tenure-agent'] False False\n"
-        assert program.stdout.readline() == "1\n"
-        path = agent.socket_in(runtime / "tenure", program.pid)
-        assert path.stat().st_mode & 0o777 == 0o600
-        assert path.parent.stat().st_mode & 0o777 == 0o700
-        refused = attach(program.pid, "--once")
-        assert refused.returncode == 2
-        assert "has not imported torch" in refused.stderr
-        out, err = program.communicate("")
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "['MainThread', 'tenure-agent'] False False\n"
+    assert program.stdout.readline() == "1\n"
+    path = agent.socket_in(runtime / "tenure", program.pid)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    refused = attach(program.pid, "--once")
+    assert refused.returncode == 2
+    assert "has not imported torch" in refused.stderr
+    out, err = program.communicate("")
     assert (out, err, program.returncode) == ("", "", 0)
     assert not path.exists()
 
@@ -299,34 +284,36 @@ def test_a_hundred_times_under_load(trains: Program) -> None:
     assert (trains.folder / "stderr").read_text() == ""
 
 
-def test_ctrl_c_detaches_and_gives_the_verdict(trains: Program, watching: Watching) -> None:
-    client = watching(trains, start_new_session=True)
+def test_ctrl_c_detaches_and_gives_the_verdict(trains: Program) -> None:
+    watching = subprocess.Popen(
+        command(str(trains.pid)), stdout=-1, stderr=-1, text=True, start_new_session=True
+    )
     trains.state_when(level="trace")
     trains.steps_go_on(30)
-    client.send_signal(signal.SIGINT)
-    out, err = client.communicate(timeout=30)
-    assert client.returncode == 0, err
+    watching.send_signal(signal.SIGINT)
+    out, err = watching.communicate(timeout=30)
+    assert watching.returncode == 0, err
     assert "FLAT over" in out
     assert "detaching" in err
     assert {key: trains.state()[key] for key in QUIET} == QUIET
 
 
-def test_a_client_that_is_killed_has_detached(trains: Program, watching: Watching) -> None:
-    client = watching(trains)
+def test_a_client_that_is_killed_has_detached(trains: Program) -> None:
+    watching = subprocess.Popen(command(str(trains.pid)), stdout=-1, stderr=-1)
     trains.state_when(level="trace")
-    client.kill()
-    client.communicate()
+    watching.kill()
+    watching.communicate()
     found = trains.state_when(level="off")
     assert {key: found[key] for key in QUIET} == QUIET
 
 
-def test_two_clients_at_once(trains: Program, watching: Watching) -> None:
-    first = watching(trains)
-    trains.state_when(level="trace")
-    second = attach(trains.pid, "--once")
-    assert second.returncode == 2
-    assert f"is attached to by process {first.pid} already" in second.stderr
-    first.kill()
+def test_two_clients_at_once(trains: Program) -> None:
+    with subprocess.Popen(command(str(trains.pid)), stdout=-1, stderr=-1) as watching:
+        trains.state_when(level="trace")
+        second = attach(trains.pid, "--once")
+        assert second.returncode == 2
+        assert f"is attached to by process {watching.pid} already" in second.stderr
+        watching.kill()
     trains.state_when(level="off")
 
 
@@ -339,30 +326,28 @@ while not os.path.exists("stop"):
 )
 
 
-def test_the_program_ends_while_it_is_watched(tmp_path: Path, watching: Watching) -> None:
+def test_the_program_ends_while_it_is_watched(tmp_path: Path) -> None:
     with running(tmp_path, ENDS) as program:
-        client = watching(program)
+        watching = subprocess.Popen(command(str(program.pid)), stdout=-1, stderr=-1, text=True)
         program.state_when(level="trace")
         program.steps_go_on(40)
         (tmp_path / "stop").touch()
-        out, err = client.communicate(timeout=30)
+        out, err = watching.communicate(timeout=30)
         assert program.process.wait(30) == 0
-        assert client.returncode == 0, err
+        assert watching.returncode == 0, err
         assert "the program ended while it was watched" in err
         assert "FLAT over" in out
         assert (tmp_path / "stderr").read_text() == ""
 
 
-def test_the_program_is_killed_while_it_is_watched(
-    tmp_path: Path, runtime: Path, watching: Watching
-) -> None:
+def test_the_program_is_killed_while_it_is_watched(tmp_path: Path, runtime: Path) -> None:
     with running(tmp_path, TRAINING) as program:
-        client = watching(program)
+        watching = subprocess.Popen(command(str(program.pid)), stdout=-1, stderr=-1, text=True)
         program.state_when(level="trace")
         program.process.kill()
         program.process.wait()
-        _, err = client.communicate(timeout=30)
-        assert client.returncode == 2
+        _, err = watching.communicate(timeout=30)
+        assert watching.returncode == 2
         assert "was killed or ended meanwhile: there is no verdict" in err
         assert "Traceback" not in err
         # What it left behind is found, and told.
@@ -392,15 +377,15 @@ while True:
 )
 
 
-def test_a_program_that_watches_itself_takes_over(tmp_path: Path, watching: Watching) -> None:
+def test_a_program_that_watches_itself_takes_over(tmp_path: Path) -> None:
     with running(tmp_path, WATCHES) as program:
-        client = watching(program)
+        watching = subprocess.Popen(command(str(program.pid)), stdout=-1, stderr=-1, text=True)
         program.state_when(level="trace")
         program.steps_go_on(40)
         (tmp_path / "go").touch()
-        _, err = client.communicate(timeout=30)
+        _, err = watching.communicate(timeout=30)
         assert "the program watches itself from now on while it was watched" in err
-        assert client.returncode in {0, 3}
+        assert watching.returncode in {0, 3}
         program.state_when(level="trace")
         refused = attach(program.pid)
         assert refused.returncode == 2

@@ -94,7 +94,9 @@ class TestHeldByOthers:
         offload = tenure.Offload(min_bytes=1)
         held = torch.full((1024,), 3.0, device="fake")
         with offload:
-            Keep.apply(torch.ones(4, device="fake", requires_grad=True), seen, held).sum().backward()
+            Keep.apply(
+                torch.ones(4, device="fake", requires_grad=True), seen, held
+            ).sum().backward()
         stats = offload.stats()
         assert (stats.moved_out_bytes, stats.moved_in_bytes, stats.reused_bytes) == (4096, 0, 4096)
         assert seen[0].tolist() == [3.0] * 1024

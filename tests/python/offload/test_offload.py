@@ -1,10 +1,10 @@
-"""One copy on the host serves all that is saved of a storage, and the device lets go of all of it."""
+"""One copy on the host serves all that is saved of a storage; the device lets go of all of it."""
 
 from __future__ import annotations
 
 import time
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -134,7 +134,7 @@ class OnBoth:
 
 class TestOnTheCpu(OnBoth):
     device = "cpu"
-    options = {"target": "copy", "min_bytes": 1}
+    options: ClassVar[dict[str, Any]] = {"target": "copy", "min_bytes": 1}
 
 
 @pytest.mark.usefixtures("fake")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tenure
-from offloading import batch, blocks, equal, grads_of, gradients, peak_of, side_streams, tell
+from offloading import batch, blocks, equal, gradients, grads_of, peak_of, side_streams, tell
 
 Fake = ModuleType
 
