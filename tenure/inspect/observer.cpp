@@ -1,5 +1,4 @@
 #include <tenure/inspect/observer.h>
-#include <tenure/inspect/part.h>
 
 #include <tenure/core/error.h>
 #include <tenure/core/fork.h>
@@ -8,6 +7,7 @@
 #include <tenure/core/torch_compat.h>
 #include <tenure/inspect/frames.h>
 #include <tenure/inspect/modules.h>
+#include <tenure/inspect/part.h>
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>

@@ -1,4 +1,4 @@
-"""What the tests of Offload share: small jobs, their gradients, an exact view of the fake device."""
+"""What the tests of Offload share: small jobs, their gradients and an exact view of the device."""
 
 from __future__ import annotations
 
