@@ -47,6 +47,10 @@ def test_cpp_example(tmp_path: Path) -> None:
     assert [line.split()[:2] for line in lines[after + 1 :]] == [["parameter", "'weight'"]]
     assert any("step 12" in line and "activation 'prediction'" in line for line in lines)
 
+    run = subprocess.run([tmp_path / "offload"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "gradients equal" in run.stdout
+
 
 @pytest.mark.parametrize("minor", [0, 99])
 def test_another_torch_is_refused_in_one_sentence(tmp_path: Path, minor: int) -> None:
