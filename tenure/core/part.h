@@ -31,7 +31,7 @@ struct Part {
   // Who holds the storage, outermost last, one line each.
   std::function<std::vector<std::string>(const StorageRef&)> holders;
   // Who made the storage, on one line: "model.layers.3.mlp aten::mm". Empty if it does not know.
-  std::function<std::string(const StorageRef&)> origin = {};
+  std::function<std::string(const StorageRef&)> origin;
 };
 
 // Keeps a part registered; ends with this object. A call that is in flight may still finish.

@@ -267,15 +267,18 @@ TEST(Explain, TellsLeasesFromOtherReferences) {
 TEST(Explain, AsksThePartsWhoHoldsIt) {
   const auto x = tensor_of(1000);
   const StorageRef ref(x);
-  const auto registration = register_part({.name = "inspect",
-                                           .kinds = {},
-                                           .stats = {},
-                                           .owns = {},
-                                           .dump = {},
-                                           .holders = [&](const StorageRef& asked) {
-                                             EXPECT_EQ(asked, ref);
-                                             return std::vector<std::string>{"a global, 'cache'"};
-                                           }});
+  const auto registration =
+      register_part({.name = "inspect",
+                     .kinds = {},
+                     .stats = {},
+                     .owns = {},
+                     .dump = {},
+                     .holders =
+                         [&](const StorageRef& asked) {
+                           EXPECT_EQ(asked, ref);
+                           return std::vector<std::string>{"a global, 'cache'"};
+                         },
+                     .origin = {}});
   const auto found = explain(x);
   EXPECT_EQ(found.held_by, std::vector<std::string>{"inspect: a global, 'cache'"});
   EXPECT_NE(found.text().find("\n  inspect: a global, 'cache'"), std::string::npos);

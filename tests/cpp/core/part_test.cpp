@@ -18,7 +18,8 @@ Part part(std::string name) {
       .stats = [] { return std::vector<std::pair<std::string, int64_t>>{{"moved_bytes", 4096}}; },
       .owns = {},
       .dump = [](std::ostream& out) { out << "state\n"; },
-      .holders = {}};
+      .holders = {},
+      .origin = {}};
 }
 
 TEST(Part, IsFoundByNameWhileItIsRegistered) {

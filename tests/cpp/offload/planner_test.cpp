@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <random>
 
@@ -140,7 +141,7 @@ void expect_promises_kept(unsigned seed) {
   for (auto& peak : timeline.peak) {
     peak += static_cast<int64_t>(dice() % 500);
   }
-  const auto all = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  const auto all = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
   const auto least = least_peak(timeline);
   uint64_t before = ~uint64_t{0};
   for (const double part : {0.0, 0.1, 0.3, 0.6, 1.0}) {
