@@ -158,6 +158,7 @@ void bind_offload(py::module_& m) {
       .def_readonly("pinned_bytes", &Stats::pinned_bytes)
       .def_readonly("slabs_taken", &Stats::slabs_taken)
       .def_readonly("disk_bytes", &Stats::disk_bytes)
+      .def_readonly("file_bytes", &Stats::file_bytes)
       .def_readonly("tracked", &Stats::tracked)
       .def_readonly("exposed_seconds", &Stats::exposed_seconds)
       .def_readonly("out_bandwidth", &Stats::out_bandwidth)

@@ -43,21 +43,6 @@ constexpr const char* kPostHook = "N5torch8autograd18PyFunctionPostHookE";
 constexpr const char* kPostAccumulateHooks = "N5torch8autograd32PyFunctionTensorPostAccGradHooksE";
 constexpr const char* kPyNode = "N5torch8autograd6PyNodeE";
 
-// The name under which a node saved what a path goes on with.
-std::string saved_name(Node& node, const void* next) {
-  if (as<torch::autograd::PyNode>(node, kPyNode) != nullptr) {
-    return "";
-  }
-  std::string found;
-  each_saved(node, [&](const char* name, const auto& saved) {
-    if (const auto tensor = saved.get_raw_data();
-        tensor && tensor->defined() && tensor->unsafeGetTensorImpl() == next) {
-      found += (found.empty() ? "" : "/") + std::string(name);
-    }
-  });
-  return found;
-}
-
 at::Tensor strong(c10::TensorImpl& tensor) {
   return at::Tensor(
       c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(&tensor));
@@ -185,7 +170,7 @@ class ReferenceGraph::Walk {
           expand_tensor(*static_cast<c10::TensorImpl*>(object));
           break;
         case NodeKind::autograd:
-          expand_autograd(*static_cast<Node*>(object));
+          expand_autograd(node, *static_cast<Node*>(object));
           break;
         case NodeKind::storage:
           out_.storages_.push_back(node);
@@ -334,7 +319,7 @@ class ReferenceGraph::Walk {
     }
   }
 
-  void expand_autograd(Node& node) {
+  void expand_autograd(uint32_t number, Node& node) {
     for (const auto& edge : node.next_edges()) {
       if (edge.function) {
         out_.graph_.refer(NodeKind::autograd, edge.function.get());
@@ -356,12 +341,17 @@ class ReferenceGraph::Walk {
     } else if (const auto* function = as<torch::autograd::PyNode>(node, kPyNode)) {
       refer(function_of(*function));
     } else {
-      expand_saved(node);
+      expand_saved(number, node);
     }
   }
 
-  void expand_saved(Node& node) {
-    const bool told = each_saved(node, [&](const char*, const auto& saved) { refer(saved); });
+  void expand_saved(uint32_t number, Node& node) {
+    const bool told = each_saved(node, [&](const char* name, const auto& saved) {
+      refer(saved);
+      if (const auto tensor = saved.get_raw_data(); tensor && tensor->defined()) {
+        out_.saved_.push_back({number, tensor->unsafeGetTensorImpl(), name});
+      }
+    });
     if (!told) {
       expand_for_compiler(node);
     }
@@ -496,6 +486,16 @@ bool ReferenceGraph::collectable(const std::vector<uint32_t>& cycle) const {
   });
 }
 
+std::string ReferenceGraph::saved_name(uint32_t node, const void* tensor) const {
+  std::string out;
+  for (const auto& saved : std::ranges::equal_range(saved_, node, {}, &Saved::node)) {
+    if (saved.tensor == tensor) {
+      out += (out.empty() ? "" : "/") + std::string(saved.name);
+    }
+  }
+  return out;
+}
+
 py::list ReferenceGraph::describe(const std::vector<uint32_t>& path) const {
   py::list out;
   for (size_t i = 0; i < path.size(); ++i) {
@@ -527,7 +527,7 @@ py::tuple ReferenceGraph::describe(uint32_t node, const void* next) const {
   } else if (kind == NodeKind::autograd) {
     auto& function = *static_cast<Node*>(object);
     text = function.name();
-    edge = saved_name(function, next);
+    edge = saved_name(node, next);
     shown =
         py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(function.getptr()));
   } else if (kind == NodeKind::storage) {

@@ -32,7 +32,8 @@ struct RunningFrame {
 // The GIL keeps Python still, not C++: a thread inside backward() changes the graph without it. The
 // watcher therefore builds the graph on the training thread itself, between two steps, or through a
 // pending call between two bytecodes of the main thread. What is said of the graph afterwards is
-// said in Python, and meanwhile other threads may run: all that was found is kept until then.
+// said in Python, and meanwhile other threads may run: all that was found is kept until then, and
+// what a backward may change (what nodes saved) is read once, here.
 class ReferenceGraph {
  public:
   // `skip` are objects that are not followed: the watcher's own. Frames whose file is one of `late`
@@ -60,12 +61,20 @@ class ReferenceGraph {
  private:
   class Walk;
   void keep();
+  // The name under which an autograd node saved a tensor, "" if it did not.
+  std::string saved_name(uint32_t node, const void* tensor) const;
   pybind11::tuple describe(uint32_t node, const void* next) const;
 
   inspect::Graph graph_;
   std::deque<RunningFrame> frames_;
   std::vector<std::pair<PyObject*, const char*>> roots_;
   std::vector<uint32_t> storages_;
+  struct Saved {
+    uint32_t node;
+    const void* tensor;
+    const char* name;
+  };
+  std::vector<Saved> saved_;                 // ordered by node
   std::unordered_set<const void*> garbage_;  // what Python's collector would free
 
   using NodePtr = decltype(std::declval<torch::autograd::Node&>().getptr());

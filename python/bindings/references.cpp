@@ -1,8 +1,7 @@
 // What Python asks of the graph of references.
 #include "bindings.h"
-#include "frames.h"
 #include "reference_graph.h"
-#include <tenure/core/kernel_file.h>
+#include "threads.h"
 #include <tenure/core/ledger.h>
 #include <tenure/core/owner.h>
 #include <tenure/inspect/dominators.h>
@@ -36,15 +35,14 @@ class References {
 
   void enter() { found_.emplace(skip_, late_); }
 
-  // The same once all other threads of Python's rest: they wait for the GIL or for something
-  // outside, and none is inside autograd's engine, of which the frames of that file tell. The GIL
-  // is kept meanwhile, so that who needs it comes to rest. False, and nothing is looked at, if that
-  // takes longer.
-  bool enter_at_rest(double seconds, const std::string& engine) {
+  // The same once all other threads rest; see Note [When another thread rests]. The GIL is kept
+  // meanwhile, so that who needs it comes to rest. False, and nothing is looked at, if that takes
+  // longer.
+  bool enter_at_rest(double seconds, const std::string& engine, const std::string& library) {
     using namespace std::chrono_literals;
     const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
     for (int seen = 0; seen < 3;) {
-      seen = others_rest(engine) ? seen + 1 : 0;
+      seen = tenure::python::others_rest(engine, library) ? seen + 1 : 0;
       if (seen < 3 && std::chrono::steady_clock::now() > until) {
         return false;
       }
@@ -209,30 +207,6 @@ class References {
   }
 
  private:
-  static bool others_rest(const std::string& engine) {
-    auto* own = PyThreadState_Get();
-    for (auto* thread = PyInterpreterState_ThreadHead(PyInterpreterState_Get()); thread != nullptr;
-         thread = PyThreadState_Next(thread)) {
-      if (is_in(thread, engine) || (thread != own && is_running(thread->native_thread_id))) {
-        return false;
-      }
-    }
-    return true;
-  }
-  static bool is_in(PyThreadState* thread, const std::string& file) {
-    bool found = false;
-    each_local(thread, [&](PyCodeObject* code, int, PyObject**, int) {
-      found = found || PyUnicode_CompareWithASCIIString(code->co_filename, file.c_str()) == 0;
-    });
-    return found;
-  }
-  static bool is_running(unsigned long thread) {
-    const auto stat =
-        tenure::read_kernel_file("/proc/self/task/" + std::to_string(thread) + "/stat");
-    const auto name_end = stat.rfind(") ");
-    return name_end != std::string::npos && stat.find_first_of("RD", name_end) == name_end + 2;
-  }
-
   const tenure::python::ReferenceGraph& all() const {
     if (!found_) {
       throw std::logic_error("References are there inside a with statement only");
@@ -282,7 +256,8 @@ void bind_references(py::module_& m) {
              self.cast<References&>().enter();
              return self;
            })
-      .def("enter_at_rest", &References::enter_at_rest, py::arg("seconds"), py::arg("engine"))
+      .def("enter_at_rest", &References::enter_at_rest, py::arg("seconds"), py::arg("engine"),
+           py::arg("library"))
       .def("__exit__", [](References& self, const py::args&) { self.exit(); })
       .def_property_readonly("size", &References::size)
       .def_property_readonly("references", &References::references)

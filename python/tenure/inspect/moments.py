@@ -27,6 +27,7 @@ from tenure.inspect.source import is_library
 __all__ = ["Job", "MainThread", "NotNow", "at_rest", "in_backward"]
 
 _ENGINE = torch.autograd.graph.__file__
+_LIBRARY = f"{Path(os.__file__).parent}/"
 _ASLEEP = 2.0  # seconds without the main thread using the processor
 _AGAIN = 1.0  # seconds after which a call that may have been dropped is made again
 _REST = 0.1  # seconds that other threads have to come to rest, while the GIL is kept
@@ -43,7 +44,7 @@ def at_rest(skip: list[Any]) -> Iterator[_C.References]:
     Variables of libraries in the middle of something are no holders where there are others.
     """
     references = _C.References(skip, _library_files())
-    if not references.enter_at_rest(_REST, _ENGINE):
+    if not references.enter_at_rest(_REST, _ENGINE, _LIBRARY):
         raise NotNow
     try:
         yield references

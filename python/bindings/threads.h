@@ -1,0 +1,23 @@
+// The threads of this interpreter, and whether they rest.
+#pragma once
+
+#include <string>
+
+namespace tenure::python {
+
+// Note [When another thread rests]
+// A thread that wants the GIL, which the caller has, can do nothing until it is given. A thread
+// that sleeps in any other call may wake meanwhile: in most calls it then wants the GIL at once,
+// but in the middle of an operator (waiting for the threads that compute it, say) it goes on to
+// change the autograd graph. Which call it is cannot be seen. So a thread rests if it waits for the
+// GIL, if it waits in the kernel for something that operators do not wait for (time, a file, a
+// socket, a process), if the innermost function of Python's is one of Python's own library, or if
+// it has slept for seconds.
+
+// Whether all threads of Python's but the caller's rest, and none, the caller's included, is inside
+// autograd's engine, of which frames of the file `engine` tell. `library` is the folder of Python's
+// own library.
+// REQUIRES: the GIL.
+bool others_rest(const std::string& engine, const std::string& library);
+
+}  // namespace tenure::python

@@ -1,0 +1,81 @@
+"""When the graph of references may be looked at, and that it may be spoken of later."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tenure import _C
+from tenure.inspect.moments import NotNow, at_rest
+
+
+@contextmanager
+def busy_with(work: Callable[[], object], end: Callable[[], object]) -> Iterator[None]:
+    """Another thread does it."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.2)
+    try:
+        yield
+    finally:
+        end()
+        thread.join()
+
+
+def looks_within(seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            with at_rest([]):
+                return True
+        except NotNow:
+            if time.monotonic() > until:
+                return False
+
+
+def test_threads_that_wait_outside_are_at_rest() -> None:
+    event, ended = threading.Event(), threading.Event()
+
+    def sleep() -> None:
+        while not ended.is_set():
+            time.sleep(0.01)
+
+    with busy_with(event.wait, event.set), busy_with(sleep, ended.set):
+        assert looks_within(1.0)
+
+
+def test_a_thread_that_waits_for_the_gil_is_at_rest() -> None:
+    ended = threading.Event()
+
+    def spin() -> None:
+        while not ended.is_set():
+            pass
+
+    with busy_with(spin, ended.set):
+        assert looks_within(1.0)
+
+
+def test_a_thread_that_sleeps_in_a_call_of_torch_is_not_unless_it_sleeps_long() -> None:
+    """It may wake in the middle of a look, and go on without the GIL."""
+    future: torch.futures.Future[int] = torch.futures.Future()
+    with busy_with(future.wait, lambda: future.set_result(1)):
+        assert not looks_within(0.5)
+        assert looks_within(10.0)
+
+
+def test_what_a_node_saved_is_known_when_backward_has_given_it_up() -> None:
+    """Other threads go on while a look is put into words."""
+    weight = torch.randn(64, 64, requires_grad=True)
+    loss = (torch.randn(64, 64) @ weight).sum()
+    product = loss.grad_fn.next_functions[0][0]
+    address = product._saved_self.untyped_storage().data_ptr()
+    del product
+    with _C.References([]) as references:
+        loss.backward()
+        node = next(node for at, _, node, *_ in references.storages() if at == address)
+        _, path, *_ = references.retention(node)
+    assert ("autograd", "self") in [(kind, edge) for kind, _, _, edge in path], path
