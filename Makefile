@@ -41,7 +41,7 @@ run: build ## a small real training job on this machine, ending in the ledger's 
 
 test: build ## all tests: C++ (TSan's too) and Python
 	ctest --test-dir build/dev --output-on-failure -j $(JOBS)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-integrations: build ## tests beside TRL with all that it brings, in an environment of its own
 	@scripts/test-integrations

@@ -11,8 +11,8 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,13 @@ TRAINS = """
 import json, os, signal, struct, sys, threading, time
 import torch
 
+def opened():
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            yield os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:
+            pass  # closed by now, perhaps by another thread
+
 def state(*_):
     from torch.optim import optimizer as optimizers
     tenure = sys.modules.get("tenure._C")
@@ -33,8 +40,7 @@ def state(*_):
         "patched": "__init__" in vars(torch.UntypedStorage)
         or hasattr(torch.from_numpy, "__wrapped__"),
         "threads": len(os.listdir("/proc/self/task")),
-        "files": sorted(os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")
-                        if os.path.lexists(f"/proc/self/fd/{n}")),
+        "files": sorted(opened()),
         "python threads": sorted(t.name for t in threading.enumerate()),
     }
     with open("state.new", "w") as file:
@@ -64,6 +70,13 @@ optimizer.zero_grad()
 print("ready", flush=True)
 """
 TRAINING = TRAINS + "while True: step(leak='leak' in sys.argv)\n"
+# Waits for its data most of the time, unless there is a file that says otherwise.
+AT_EASE = """
+while True:
+    step()
+    if not os.path.exists("in haste"):
+        time.sleep(0.005)
+"""
 
 
 @contextmanager
@@ -102,7 +115,7 @@ class Program:
         before = len(self.step_times())
         until = time.monotonic() + 60
         while len(self.step_times()) < before + many:
-            assert self.process.poll() is None, "it has ended"
+            assert self.process.poll() is None, (self.folder / "stderr").read_text()
             assert time.monotonic() < until, "it does not go on"
             time.sleep(0.01)
         return self.step_times()[before:]
@@ -113,6 +126,7 @@ class Program:
         self.process.send_signal(signal.SIGUSR1)
         until = time.monotonic() + 90  # a busy disk may take long
         while not (self.folder / "state").exists():
+            assert self.process.poll() is None, (self.folder / "stderr").read_text()
             assert time.monotonic() < until
             time.sleep(0.005)
         found: dict[str, Any] = json.loads((self.folder / "state").read_text())
@@ -165,3 +179,19 @@ def attach(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedP
     return subprocess.run(
         command(*map(str, arguments)), capture_output=True, text=True, timeout=60, cwd=cwd
     )
+
+
+@contextmanager
+def clients() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """What starts `tenure attach` and does not wait; none of them outlives the block."""
+    with ExitStack() as at_end:
+
+        def start(program: Program, *arguments: str, **how: Any) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                command(str(program.pid), *arguments), stdout=-1, stderr=-1, text=True, **how
+            )
+            at_end.enter_context(process)
+            at_end.callback(process.kill)
+            return process
+
+        yield start

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
+
+import pytest
 
 # With pytest's importlib mode nothing else puts this folder there.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -15,5 +18,36 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from fake_process import fake, pytest_configure, pytest_runtest_protocol
+
+# The files that take long, longest first, so that no worker is left with one of them at the end.
+# Before them comes one whose tests have the fixture `fake`: it runs all such tests of all files.
+LONGEST = [
+    "core/test_release_refusals.py",
+    "inspect/test_zoo.py",
+    "inspect/test_programs.py",
+    "inspect/test_attach.py",
+    "inspect/test_explained.py",
+    "inspect/test_runs.py",
+    "inspect/test_many.py",
+    "inspect/test_many_ranks.py",
+    "inspect/test_launchers.py",
+    "test_ranks.py",
+    "core/test_lifetimes.py",
+    "inspect/test_holders.py",
+    "inspect/test_options.py",
+    "inspect/test_census.py",
+    "report/test_report.py",
+    "inspect/test_attach_refused.py",
+    "inspect/test_kinds.py",
+]
+FOLDER = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Orders the tests for workers, which take one file after another."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = {FOLDER / name: number for number, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: place.get(item.path, len(place)))
+
 
 __all__ = ["fake", "pytest_configure", "pytest_runtest_protocol"]

@@ -3,11 +3,12 @@
 A process that has installed a PrivateUse1 device has it for good: torch.accelerator finds it, CPU
 tensors can be pinned, autograd has device threads. Other tests must not see that, and it must come
 before the first backward. So the first test with the fixture `fake` starts one pytest for all of
-them, and each then reports what happened to it there.
+them, and each then reports what happened to it there; the workers of xdist share it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -47,7 +48,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return None
     session = item.session
     if _reports not in session.stash:
-        session.stash[_reports] = _run_all(session)
+        session.stash[_reports] = _reports_of_all(session)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in session.stash[_reports].get(item.nodeid, []):
         item.ihook.pytest_runtest_logreport(report=report)
@@ -70,7 +71,29 @@ class _Writer:
             file.write(json.dumps(data) + "\n")
 
 
-def _run_all(session: pytest.Session) -> dict[str, list[pytest.TestReport]]:
+def _reports_of_all(session: pytest.Session) -> dict[str, list[pytest.TestReport]]:
+    config = session.config
+    if hasattr(config, "workerinput"):
+        shared = config._tmp_path_factory.getbasetemp().parent / "fake-process"
+        with shared.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second waits for the first
+            if not shared.exists():
+                lines = _run_all(session)
+                shared.write_text("\n".join(lines))
+            lines = shared.read_text().splitlines()
+    else:
+        lines = _run_all(session)
+    found: dict[str, list[pytest.TestReport]] = {}
+    for line in lines:
+        report = config.hook.pytest_report_from_serializable(config=config, data=json.loads(line))
+        if isinstance(report.longrepr, list):  # why it was skipped: JSON has no tuples
+            report.longrepr = tuple(report.longrepr)
+        found.setdefault(report.nodeid, []).append(report)
+    return found
+
+
+def _run_all(session: pytest.Session) -> list[str]:
+    """Runs all tests with the fixture; their reports, each a line of JSON."""
     config = session.config
     items = [item for item in session.items if "fake" in getattr(item, "fixturenames", ())]
     maxfail = config.getoption("maxfail") or 0
@@ -88,20 +111,17 @@ def _run_all(session: pytest.Session) -> dict[str, list[pytest.TestReport]]:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        found: dict[str, list[pytest.TestReport]] = {}
-        for line in file.read_text().splitlines():
-            data: dict[str, Any] = json.loads(line)
-            report = config.hook.pytest_report_from_serializable(config=config, data=data)
-            if isinstance(report.longrepr, list):  # why it was skipped: JSON has no tuples
-                report.longrepr = tuple(report.longrepr)
-            found.setdefault(report.nodeid, []).append(report)
-    failures = sum(report.failed for reports in found.values() for report in reports)
+        lines = file.read_text().splitlines()
+    reports: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    failures = sum(report["outcome"] == "failed" for report in reports)
     if 0 < maxfail <= failures:
-        return found  # it stopped where this process will stop, too
-    for item in items:
-        if not any(report.when == "teardown" for report in found.get(item.nodeid, [])):
-            found.setdefault(item.nodeid, []).append(_lost(item, child))
-    return found
+        return lines  # it stopped where this process will stop, too
+    ended = {report["nodeid"] for report in reports if report["when"] == "teardown"}
+    lost = [_lost(item, child) for item in items if item.nodeid not in ended]
+    for report in lost:
+        data = config.hook.pytest_report_to_serializable(config=config, report=report)
+        lines.append(json.dumps(data))
+    return lines
 
 
 def _lost(item: pytest.Item, child: subprocess.CompletedProcess[str]) -> pytest.TestReport:

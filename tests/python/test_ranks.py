@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,38 @@ def total(rank: int, world_size: int, start: float) -> tuple[int, int, torch.Ten
     return rank, world_size, t
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_all_reduce(world_size: int) -> None:
-    results = run_ranks(total, world_size, 10.0)
+@dataclass
+class Seen:
+    """What one rank has seen."""
+
+    total: tuple[int, int, torch.Tensor]
+    ring: tuple[float, float, int]
+    forgotten: tuple[int, str]
+
+
+def see(rank: int, world_size: int, start: float) -> Seen:
+    return Seen(total(rank, world_size, start), ring_in_cpp(), forget_in_cpp())
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def seen(request: pytest.FixtureRequest) -> list[Seen]:
+    """By every rank of two and of three."""
+    return run_ranks(see, request.param, 10.0)
+
+
+def assert_all_reduced(results: list[tuple[int, int, torch.Tensor]]) -> None:
+    world_size = len(results)
     expected = torch.full((3,), sum(10.0 + rank for rank in range(world_size)))
     assert [result[:2] for result in results] == [(rank, world_size) for rank in range(world_size)]
     assert all(torch.equal(t, expected) for _, _, t in results)
+
+
+def test_all_reduce(seen: list[Seen]) -> None:
+    assert_all_reduced([rank.total for rank in seen])
+
+
+def test_one_rank() -> None:
+    assert_all_reduced(run_ranks(total, 1, 10.0))
 
 
 def fail_on_one(rank: int, world_size: int) -> None:
@@ -157,41 +184,43 @@ def test_no_rank_outlives_the_caller(tmp_path: Path, number: signal.Signals) -> 
         ended = select.poll()
         ended.register(pidfd, select.POLLIN)
         assert ended.poll(5000), "the rank is still there"
+        if number == signal.SIGINT:
+            assert b"KeyboardInterrupt" in errors
+            assert not is_running(child_of_rank)
     finally:
         os.close(pidfd)
-    if number == signal.SIGINT:
-        assert b"KeyboardInterrupt" in errors
-        assert not is_running(child_of_rank)
-    elif is_running(child_of_rank):  # nobody is left to end it but us
-        os.kill(child_of_rank, signal.SIGKILL)
+        caller.kill()
+        caller.communicate()
+        if is_running(child_of_rank):  # nobody is left to end it but us
+            os.kill(child_of_rank, signal.SIGKILL)
 
 
 # --- cases in C++ ----------------------------------------------------------------------------
 
 
-def ring_in_cpp(_rank: int, _world_size: int) -> tuple[float, float, int]:
+def ring_in_cpp() -> tuple[float, float, int]:
     import tenure_rank_cases
 
     case = tenure_rank_cases.ring(dist.group.WORLD)
     return case.total, case.received, case.left
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_cpp_ring_leaves_no_lease(world_size: int) -> None:
-    for rank, result in enumerate(run_ranks(ring_in_cpp, world_size)):
+def test_cpp_ring_leaves_no_lease(seen: list[Seen]) -> None:
+    world_size = len(seen)
+    for rank, result in enumerate(seen):
         everyone = sum(range(1, world_size + 1))
         neighbour = (rank - 1) % world_size + 1
-        assert result == (everyone, neighbour, 0)
+        assert result.ring == (everyone, neighbour, 0)
 
 
-def forget_in_cpp(_rank: int, _world_size: int) -> tuple[int, str]:
+def forget_in_cpp() -> tuple[int, str]:
     import tenure_rank_cases
 
     case = tenure_rank_cases.ring_that_forgets(dist.group.WORLD)
     return case.left, case.report
 
 
-def test_cpp_ring_that_forgets_its_buffer_is_reported() -> None:
-    for left, report in run_ranks(forget_in_cpp, 2):
+def test_cpp_ring_that_forgets_its_buffer_is_reported(seen: list[Seen]) -> None:
+    for left, report in (rank.forgotten for rank in seen):
         assert left == 1
         assert "receive_buffer 'ring'" in report

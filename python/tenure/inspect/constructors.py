@@ -88,7 +88,8 @@ def _wrapping(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(make)
     def wrapped(*args: Any, **kwargs: Any) -> torch.Tensor:
         tensor = make(*args, **kwargs)
-        _C.welcome_wrapped(tensor)
+        if not torch.compiler.is_compiling():  # torch.compile cannot trace what is ours
+            _C.welcome_wrapped(tensor)
         return tensor
 
     return wrapped

@@ -6,13 +6,13 @@ does, so modules and optimizers are asked now and then.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
-from tenure.inspect.modules import is_module, module_paths
+from tenure.inspect.modules import instances, is_module, module_paths
 
 __all__ = ["Marked", "marked_tensors"]
 
@@ -21,10 +21,9 @@ Marked = tuple[torch.Tensor, str, str]  # a tensor, its kind and its name
 
 def marked_tensors() -> list[Marked]:
     """Every tensor that a module or an optimizer has, with its kind and name."""
-    found = gc.get_objects()
+    found = instances(nn.Module, Optimizer)
     modules = [one for one in found if is_module(one)]
-    optimizers = [one for one in found if issubclass(type(one), Optimizer)]
-    del found
+    optimizers = [one for one in found if not is_module(one)]
     paths = module_paths(modules)
     names: dict[int, str] = {}
     out: list[Marked] = []

@@ -6,19 +6,29 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attaching import TRAINING, TRAINS, Program, attach, command, running, runtime_folder
+from attaching import (
+    AT_EASE,
+    TRAINING,
+    TRAINS,
+    Program,
+    attach,
+    clients,
+    running,
+    runtime_folder,
+)
 from tenure.inspect import agent, recordings
 from tenure.inspect import attach as client
 from tenure.inspect.options import Options
 
 TOKEN = "hunter2-7f3a"
 QUIET = {"level": "off", "step hooks": 0, "patched": False}
+Watching = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,8 +37,15 @@ def runtime() -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture
+def watching() -> Iterator[Watching]:
+    """Starts clients, which end with the test."""
+    with clients() as start:
+        yield start
+
+
 @pytest.fixture(scope="module")
-def trains(tmp_path_factory: pytest.TempPathFactory, runtime: Path) -> Iterator[Program]:
+def training(tmp_path_factory: pytest.TempPathFactory, runtime: Path) -> Iterator[Program]:
     """A program that trains, with a token wherever data can be."""
     del runtime
     secret = f"""
@@ -46,9 +63,16 @@ def locked():
 refusal = locked()
 """
     folder = tmp_path_factory.mktemp("trains")
-    text = TRAINS + secret + "while True: step()\n"
+    text = TRAINS + secret + AT_EASE
     with running(folder, text, f"{TOKEN}-argument", SECRET=f"{TOKEN}-variable") as program:
         yield program
+
+
+@pytest.fixture
+def trains(training: Program) -> Program:
+    """The same, when it has noticed that the test before has left."""
+    training.state_when(level="off")
+    return training
 
 
 def asked(pid: int, **request: Any) -> client.Request:
@@ -71,19 +95,19 @@ sys.stdin.read()
 def test_the_idle_agent_is_a_thread_and_a_socket(tmp_path: Path, runtime: Path) -> None:
     (tmp_path / "idle.py").write_text(IDLE)
     shell = f'eval "$({sys.executable} -m tenure env --agent)" && exec {sys.executable} idle.py'
-    program = subprocess.Popen(
+    with subprocess.Popen(
         ["sh", "-c", shell], cwd=tmp_path, stdin=-1, stdout=-1, stderr=-1, text=True
-    )
-    assert program.stdout is not None
-    assert program.stdout.readline() == "['MainThread', 'tenure-agent'] False False\n"
-    assert program.stdout.readline() == "1\n"
-    path = agent.socket_in(runtime / "tenure", program.pid)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.parent.stat().st_mode & 0o777 == 0o700
-    refused = attach(program.pid, "--once")
-    assert refused.returncode == 2
-    assert "has not imported torch" in refused.stderr
-    out, err = program.communicate("")
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "['MainThread', 'tenure-agent'] False False\n"
+        assert program.stdout.readline() == "1\n"
+        path = agent.socket_in(runtime / "tenure", program.pid)
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+        refused = attach(program.pid, "--once")
+        assert refused.returncode == 2
+        assert "has not imported torch" in refused.stderr
+        out, err = program.communicate("")
     assert (out, err, program.returncode) == ("", "", 0)
     assert not path.exists()
 
@@ -195,7 +219,7 @@ def test_a_main_thread_that_waits_is_looked_at(tmp_path: Path) -> None:
 
 
 BACKWARD = """
-import time, torch
+import os, time, torch
 class Slow(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -203,7 +227,7 @@ class Slow(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         print("ready", flush=True)
-        for _ in range({hundredths}):
+        while not os.path.exists("go"):
             time.sleep(0.01)
         return grad * 2
 shelf = torch.zeros(1 << 20)
@@ -212,12 +236,17 @@ time.sleep(60)
 """
 
 
-def test_a_look_waits_for_the_end_of_backward(tmp_path: Path) -> None:
-    with running(tmp_path, BACKWARD.format(hundredths=200)) as program:
-        ended = attach(program.pid, "--once")
-        assert ended.returncode == 0, ended.stderr
-        assert "waiting: a thread is inside backward()" in ended.stderr
-        assert "shelf (global of train.py)" in ended.stdout
+def test_a_look_waits_for_the_end_of_backward(tmp_path: Path, watching: Watching) -> None:
+    with running(tmp_path, BACKWARD) as program:
+        client = watching(program, "--once", "--timeout", "60")
+        assert client.stderr is not None
+        said = iter(client.stderr.readline, "")
+        assert any("waiting: a thread is inside backward()" in line for line in said)
+        assert client.poll() is None
+        (tmp_path / "go").touch()
+        out, err = client.communicate(timeout=60)
+        assert client.returncode == 0, err
+        assert "shelf (global of train.py)" in out
 
 
 THREAD = (
@@ -264,6 +293,7 @@ def test_a_leak_is_found_in_a_running_program(tmp_path: Path) -> None:
 
 
 def test_a_hundred_times_under_load(trains: Program) -> None:
+    (trains.folder / "in haste").touch()
     trains.steps_go_on(50)
     before = trains.state()
     times = trains.steps_go_on(300)
@@ -282,38 +312,37 @@ def test_a_hundred_times_under_load(trains: Program) -> None:
     fast, faster = (sorted(t)[len(t) // 10] for t in (trains.steps_go_on(300), times))
     assert fast < 1.3 * faster
     assert (trains.folder / "stderr").read_text() == ""
+    (trains.folder / "in haste").unlink()
 
 
-def test_ctrl_c_detaches_and_gives_the_verdict(trains: Program) -> None:
-    watching = subprocess.Popen(
-        command(str(trains.pid)), stdout=-1, stderr=-1, text=True, start_new_session=True
-    )
+def test_ctrl_c_detaches_and_gives_the_verdict(trains: Program, watching: Watching) -> None:
+    client = watching(trains, start_new_session=True)
     trains.state_when(level="trace")
     trains.steps_go_on(30)
-    watching.send_signal(signal.SIGINT)
-    out, err = watching.communicate(timeout=30)
-    assert watching.returncode == 0, err
+    client.send_signal(signal.SIGINT)
+    out, err = client.communicate(timeout=30)
+    assert client.returncode == 0, err
     assert "FLAT over" in out
     assert "detaching" in err
     assert {key: trains.state()[key] for key in QUIET} == QUIET
 
 
-def test_a_client_that_is_killed_has_detached(trains: Program) -> None:
-    watching = subprocess.Popen(command(str(trains.pid)), stdout=-1, stderr=-1)
+def test_a_client_that_is_killed_has_detached(trains: Program, watching: Watching) -> None:
+    client = watching(trains)
     trains.state_when(level="trace")
-    watching.kill()
-    watching.communicate()
+    client.kill()
+    client.communicate()
     found = trains.state_when(level="off")
     assert {key: found[key] for key in QUIET} == QUIET
 
 
-def test_two_clients_at_once(trains: Program) -> None:
-    with subprocess.Popen(command(str(trains.pid)), stdout=-1, stderr=-1) as watching:
-        trains.state_when(level="trace")
-        second = attach(trains.pid, "--once")
-        assert second.returncode == 2
-        assert f"is attached to by process {watching.pid} already" in second.stderr
-        watching.kill()
+def test_two_clients_at_once(trains: Program, watching: Watching) -> None:
+    first = watching(trains)
+    trains.state_when(level="trace")
+    second = attach(trains.pid, "--once")
+    assert second.returncode == 2
+    assert f"is attached to by process {first.pid} already" in second.stderr
+    first.kill()
     trains.state_when(level="off")
 
 
@@ -326,28 +355,30 @@ while not os.path.exists("stop"):
 )
 
 
-def test_the_program_ends_while_it_is_watched(tmp_path: Path) -> None:
+def test_the_program_ends_while_it_is_watched(tmp_path: Path, watching: Watching) -> None:
     with running(tmp_path, ENDS) as program:
-        watching = subprocess.Popen(command(str(program.pid)), stdout=-1, stderr=-1, text=True)
+        client = watching(program)
         program.state_when(level="trace")
         program.steps_go_on(40)
         (tmp_path / "stop").touch()
-        out, err = watching.communicate(timeout=30)
+        out, err = client.communicate(timeout=30)
         assert program.process.wait(30) == 0
-        assert watching.returncode == 0, err
+        assert client.returncode == 0, err
         assert "the program ended while it was watched" in err
         assert "FLAT over" in out
         assert (tmp_path / "stderr").read_text() == ""
 
 
-def test_the_program_is_killed_while_it_is_watched(tmp_path: Path, runtime: Path) -> None:
+def test_the_program_is_killed_while_it_is_watched(
+    tmp_path: Path, runtime: Path, watching: Watching
+) -> None:
     with running(tmp_path, TRAINING) as program:
-        watching = subprocess.Popen(command(str(program.pid)), stdout=-1, stderr=-1, text=True)
+        client = watching(program)
         program.state_when(level="trace")
         program.process.kill()
         program.process.wait()
-        _, err = watching.communicate(timeout=30)
-        assert watching.returncode == 2
+        _, err = client.communicate(timeout=30)
+        assert client.returncode == 2
         assert "was killed or ended meanwhile: there is no verdict" in err
         assert "Traceback" not in err
         # What it left behind is found, and told.
@@ -377,15 +408,15 @@ while True:
 )
 
 
-def test_a_program_that_watches_itself_takes_over(tmp_path: Path) -> None:
+def test_a_program_that_watches_itself_takes_over(tmp_path: Path, watching: Watching) -> None:
     with running(tmp_path, WATCHES) as program:
-        watching = subprocess.Popen(command(str(program.pid)), stdout=-1, stderr=-1, text=True)
+        client = watching(program)
         program.state_when(level="trace")
         program.steps_go_on(40)
         (tmp_path / "go").touch()
-        _, err = watching.communicate(timeout=30)
+        _, err = client.communicate(timeout=30)
         assert "the program watches itself from now on while it was watched" in err
-        assert watching.returncode in {0, 3}
+        assert client.returncode in {0, 3}
         program.state_when(level="trace")
         refused = attach(program.pid)
         assert refused.returncode == 2

@@ -10,13 +10,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attaching import Program, attach, command, running, runtime_folder
+from attaching import Program, attach, clients, running, runtime_folder
 from tenure.inspect import agent
 
 NOBODY = 65534
@@ -48,6 +49,21 @@ def refusal(*arguments: object) -> str:
     lines = [line for line in lines if "not known" not in line and "waiting: " not in line]
     (line,) = lines
     return line
+
+
+def wait_until(there: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not there():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def has_socket(pid: int) -> bool:
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            if str(link.readlink()).startswith("socket:"):
+                return True
+    return False
 
 
 def test_no_number() -> None:
@@ -99,7 +115,7 @@ def test_another_users_process(tmp_path: Path) -> None:
     del tmp_path
     sleeps = subprocess.Popen(["setpriv", f"--reuid={NOBODY}", "sleep", "60"])
     try:
-        time.sleep(0.2)
+        wait_until(lambda: Path(f"/proc/{sleeps.pid}").stat().st_uid == NOBODY)
         said = refusal(sleeps.pid)
         assert "is user nobody's, and only its own user may attach: run `sudo -u nobody" in said
     finally:
@@ -212,16 +228,17 @@ def test_a_process_that_is_stopped(program: Program) -> None:
 def test_ctrl_c_while_it_waits_for_an_answer(program: Program) -> None:
     program.process.send_signal(signal.SIGSTOP)
     try:
-        waiting = subprocess.Popen(command(str(program.pid)), stderr=-1, text=True)
-        time.sleep(1.0)
-        waiting.send_signal(signal.SIGINT)
-        _, err = waiting.communicate(timeout=10)
-        assert waiting.returncode == 130
-        assert "Traceback" not in err
+        with clients() as start:
+            waiting = start(program)
+            wait_until(lambda: has_socket(waiting.pid))
+            waiting.send_signal(signal.SIGINT)
+            _, err = waiting.communicate(timeout=30)
+            assert waiting.returncode == 130
+            assert "Traceback" not in err
     finally:
         program.process.send_signal(signal.SIGCONT)
-    while attach(program.pid, "--once").returncode != 0:  # until it noticed that nobody is there
-        pass
+    # Until it noticed that nobody is there.
+    wait_until(lambda: attach(program.pid, "--once").returncode == 0)
 
 
 # --- what comes over the wire ------------------------------------------------------------------

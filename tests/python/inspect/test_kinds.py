@@ -10,7 +10,7 @@ from torch import nn
 
 from tenure.inspect.kinds import marked_tensors
 from tenure.report.lives import Life, opened
-from watched import tenure_run
+from watched import forked_run, tenure_run
 
 
 def lives_of(folder: Path) -> list[Life]:
@@ -52,7 +52,7 @@ for step in range(15):
 def lives(tmp_path_factory: pytest.TempPathFactory) -> list[Life]:
     folder = tmp_path_factory.mktemp("kinds")
     (folder / "train.py").write_text(PROGRAM)
-    return lives_of(tenure_run(["train.py"], folder).folder)
+    return lives_of(forked_run(["train.py"], folder).folder)
 
 
 def test_a_step_in_the_middle(lives: list[Life]) -> None:

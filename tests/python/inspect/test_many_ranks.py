@@ -18,7 +18,7 @@ import pytest
 from tenure.errors import InputError
 from tenure.inspect import crowd, recordings, verdicts
 from tenure.inspect.options import SUMMARY, Options, environment, parse_ranks
-from watched import ROOT, tenure_run
+from watched import ROOT, tenure_here, tenure_run
 
 # Until rank 3, which keeps what it makes, has been traced for half as long as it was counted.
 JOB = """
@@ -288,8 +288,7 @@ def test_one_that_is_broken_is_named_and_hides_no_other(made: Path, tmp_path: Pa
     assert "damaged" in why[half.name]
     assert "newer Tenure" in why[newer.name]
     assert "is no recording" in why[none.name]
-    command = [sys.executable, "-m", "tenure", "check", str(out)]
-    ended = subprocess.run(command, capture_output=True, text=True)
+    ended = tenure_here("check", out)
     assert ended.returncode == 1
     assert f"left out: {half} is damaged" in ended.stdout
 

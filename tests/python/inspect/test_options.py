@@ -17,7 +17,7 @@ from tenure.inspect.options import Options
 from watched import ROOT, ZOO, tenure_run
 
 SECRET = """
-import torch
+import torch, tenure
 
 class SecretModel(torch.nn.Module):
     def __init__(self):
@@ -28,11 +28,11 @@ class SecretModel(torch.nn.Module):
 
 def confidential_loop():
     private_model = SecretModel()
-    optimizer = torch.optim.SGD(private_model.parameters(), lr=0.1)
+
     hush_list = []
     for _ in range(40):
         private_model(torch.randn(8, 64)).square().mean().backward()
-        optimizer.step()
+        tenure.step()
         hush_list.append(private_model(torch.randn(64, 64)))
 
 confidential_loop()

@@ -10,12 +10,13 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tenure.inspect import recordings
-from watched import ROOT, Run, tenure_run
+from watched import ROOT, Run, forked_run, tenure_run
 
 LOOP = """
 import sys, torch
@@ -32,10 +33,26 @@ print("done")
 """
 
 
-def watched(folder: Path, body: str = "pass", end: str = "", *options: str, **env: str) -> Run:
-    script = folder / "train.py"
-    script.write_text(textwrap.dedent(LOOP).format(body=body, end=end))
-    return tenure_run(["train.py"], folder, *options, **env)
+# Without an optimizer, for which torch imports as much again.
+STEPS = """
+import sys, torch, tenure
+for step in range(40):
+    torch.randn(8, 64).square().mean()
+    tenure.step()
+print("done")
+{end}
+"""
+
+
+def watched(folder: Path, end: str = "", **env: str) -> Run:
+    (folder / "train.py").write_text(STEPS.format(end=end))
+    return tenure_run(["train.py"], folder, **env)
+
+
+def forked(folder: Path, body: str, end: str = "", level: str = "trace") -> Run:
+    """Where it does not matter how the process starts and ends."""
+    (folder / "train.py").write_text(LOOP.format(body=body, end=end))
+    return forked_run(["train.py"], folder, level=level)
 
 
 def rows_of(folder: Path, query: str) -> list[tuple[object, ...]]:
@@ -45,15 +62,19 @@ def rows_of(folder: Path, query: str) -> list[tuple[object, ...]]:
 
 
 def test_output_and_status_are_the_programs_own(tmp_path: Path) -> None:
-    run = watched(tmp_path, end="sys.exit(3)")
+    (tmp_path / "train.py").write_text(LOOP.format(body="pass", end="sys.exit(3)"))
+    run = tenure_run(["train.py"], tmp_path)
     assert (run.code, run.out) == (3, "done\n")
     assert run.verdict["verdict"] == "flat"
     assert run.verdict["steps"] == 40
+    # What was there before the first step is known.
+    held = rows_of(run.folder, "SELECT held FROM steps ORDER BY step")
+    assert held[-1][0] >= 4 * (64 * 64 + 64)
 
 
 def test_what_is_made_before_the_first_step_is_of_that_step(tmp_path: Path) -> None:
     """Until steps are announced, intervals are counted, whose numbers are others."""
-    run = watched(tmp_path, "if step == 0: import time; time.sleep(1)")
+    run = forked(tmp_path, "if step == 0: import time; time.sleep(1)")
     assert rows_of(run.folder, "SELECT max(step) FROM steps") == [(39,)]
     late = "SELECT count(*) FROM storages WHERE born_step > 39 OR died_step < born_step"
     assert rows_of(run.folder, late) == [(0,)]
@@ -65,7 +86,7 @@ def test_asking_whether_torch_is_there_changes_nothing(tmp_path: Path) -> None:
         "assert importlib.util.find_spec('torch').name == 'torch'\n"
         "import runpy\nrunpy.run_path('train.py', run_name='__main__')\n"
     )
-    (tmp_path / "train.py").write_text(textwrap.dedent(LOOP).format(body="pass", end=""))
+    (tmp_path / "train.py").write_text(LOOP.format(body="pass", end=""))
     run = tenure_run(["asks.py"], tmp_path)
     assert (run.code, run.out) == (0, "done\n")
     assert run.verdict["steps"] == 40
@@ -87,23 +108,33 @@ def test_an_exception_ends_the_program_as_it_would(tmp_path: Path) -> None:
     assert rows_of(run.folder, "SELECT value FROM meta WHERE key='ended'") == [("yes",)]
 
 
-# Where tests run in the background, SIGINT is ignored from the start.
 INTERRUPT = """
 import os, signal, time
-signal.signal(signal.SIGINT, signal.default_int_handler)
 os.kill(os.getpid(), signal.SIGINT)
-time.sleep(10)
+time.sleep({seconds})
+print("goes on")
 """
 
 
 def test_ctrl_c_ends_the_program_as_it_would(tmp_path: Path) -> None:
-    run = watched(tmp_path, end=INTERRUPT)
-    assert run.code == -signal.SIGINT
+    run = watched(tmp_path, end=INTERRUPT.format(seconds=10))
+    assert (run.code, run.out) == (-signal.SIGINT, "done\n")
+    assert run.verdict["steps"] == 40
+
+
+def test_ctrl_c_that_was_ignored_from_the_start_stays_so(tmp_path: Path) -> None:
+    """As in the background of a script, or below one that has trapped it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run = watched(tmp_path, end=INTERRUPT.format(seconds=0))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (run.code, run.out) == (0, "done\ngoes on\n")
     assert run.verdict["steps"] == 40
 
 
 def test_a_leak_names_list_and_line(tmp_path: Path) -> None:
-    run = watched(tmp_path, "kept.append(model(torch.randn(8, 64)))")
+    run = forked(tmp_path, "kept.append(model(torch.randn(8, 64)))")
     assert run.verdict["verdict"] == "leak"
     assert "kept (global of train.py)" in run.first["holders"][0][-1]["text"]  # the root is last
     words = str(run.first["holders"][0])
@@ -117,7 +148,7 @@ def test_a_leak_names_list_and_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", ["count", "trace", "deep"])
 def test_levels(tmp_path: Path, level: str) -> None:
-    run = watched(tmp_path, "kept.append(torch.randn(1000))", "", "--level", level)
+    run = forked(tmp_path, "kept.append(torch.randn(1000))", level=level)
     assert run.code == 0
     assert run.verdict["verdict"] == ("growth" if level == "count" else "leak")
     stacks = rows_of(run.folder, "SELECT count(*) FROM origins WHERE stack LIKE '%train.py:10%'")
@@ -126,15 +157,9 @@ def test_levels(tmp_path: Path, level: str) -> None:
 
 def test_growth_of_one_storage_is_a_leak(tmp_path: Path) -> None:
     body = "log = torch.cat([log, torch.randn(5000)]) if step else torch.randn(5000)"
-    run = watched(tmp_path, body)
+    run = forked(tmp_path, body)
     assert run.verdict["verdict"] == "leak", run.err
     assert "log (global of train.py)" in str(run.first["holders"])
-
-
-def test_what_was_there_before_is_known(tmp_path: Path) -> None:
-    run = watched(tmp_path)
-    held = rows_of(run.folder, "SELECT held FROM steps ORDER BY step")
-    assert held[-1][0] >= 4 * (64 * 64 + 64)
 
 
 def test_a_forked_child_is_not_watched(tmp_path: Path) -> None:
@@ -147,7 +172,7 @@ def test_a_forked_child_is_not_watched(tmp_path: Path) -> None:
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
     """
-    run = watched(tmp_path, textwrap.indent(textwrap.dedent(body), "    ").strip())
+    run = forked(tmp_path, textwrap.indent(textwrap.dedent(body), "    ").strip())
     assert (run.code, run.verdict["verdict"]) == (0, "flat"), run.err
 
 
@@ -161,7 +186,7 @@ def test_inference_autocast_threads_and_errors_in_a_step(tmp_path: Path) -> None
     try: torch.randn(3) @ torch.randn(4)
     except RuntimeError: pass
     """
-    run = watched(tmp_path, textwrap.indent(textwrap.dedent(body), "    ").strip())
+    run = forked(tmp_path, textwrap.indent(textwrap.dedent(body), "    ").strip())
     assert (run.code, run.verdict["verdict"]) == (0, "flat"), run.err
 
 
@@ -175,9 +200,7 @@ def test_an_existing_sitecustomize_still_runs(tmp_path: Path) -> None:
 
 
 def test_spawned_children_are_watched_too(tmp_path: Path) -> None:
-    (tmp_path / "work.py").write_text(
-        textwrap.dedent(LOOP).format(body="kept.append(torch.randn(1000))", end="")
-    )
+    (tmp_path / "work.py").write_text(LOOP.format(body="kept.append(torch.randn(1000))", end=""))
     (tmp_path / "main.py").write_text(
         "import multiprocessing, runpy\n"
         "if __name__ == '__main__':\n"
@@ -201,7 +224,7 @@ def test_a_program_without_torch_is_left_alone_and_told(tmp_path: Path) -> None:
 
 
 def test_module_and_command_forms(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(textwrap.dedent(LOOP).format(body="pass", end=""))
+    (tmp_path / "job.py").write_text(STEPS.format(end=""))
     assert tenure_run(["-m", "job"], tmp_path).verdict["steps"] == 40
     again = tmp_path / "again"
     again.mkdir()
@@ -217,9 +240,7 @@ def test_no_secret_is_recorded(tmp_path: Path) -> None:
     """
     script = tmp_path / "train.py"
     script.write_text(
-        textwrap.dedent(LOOP).format(
-            body=textwrap.indent(textwrap.dedent(body), "    ").strip(), end=""
-        )
+        LOOP.format(body=textwrap.indent(textwrap.dedent(body), "    ").strip(), end="")
     )
     run = tenure_run(["train.py", f"--token={token}"], tmp_path, "--level", "deep", API_KEY=token)
     assert run.verdict["verdict"] == "leak", run.err
@@ -266,8 +287,7 @@ LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 3000
 
 
 def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(f"{LIMIT}\n" + textwrap.dedent(LOOP).format(body="pass", end=""))
+    (tmp_path / "train.py").write_text(f"{LIMIT}\n" + STEPS.format(end=""))
     run = tenure_run(["train.py"], tmp_path)
     assert (run.code, run.out) == (0, "done\n"), run.err
     assert "nothing is recorded: " in run.err
@@ -275,7 +295,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fills_up(tmp_path: Path) -> None:
-    run = watched(tmp_path, f"if step == 20: {LIMIT}", "import time; time.sleep(0.6)")
+    run = forked(tmp_path, f"if step == 20: {LIMIT}", "import time; time.sleep(0.6)")
     assert (run.code, run.out) == (0, "done\n"), run.err
     assert "nothing is recorded any more" in run.err
 
@@ -321,7 +341,7 @@ def test_a_leak_in_a_thread_that_the_main_thread_waits_for(tmp_path: Path) -> No
             """
         )
     )
-    run = tenure_run(["serve.py"], tmp_path)
+    run = forked_run(["serve.py"], tmp_path)
     assert run.code == 0, run.err
     assert run.verdict["verdict"] == "leak", run.err
     assert ".served of Server" in str(run.first["holders"])
@@ -349,9 +369,7 @@ def test_files_in_memory_are_growth(tmp_path: Path) -> None:
     shm = Path("/dev/shm") / f"tenure-{os.getpid()}"
     shm.mkdir()
     (tmp_path / "train.py").write_text(
-        textwrap.dedent(LOOP)
-        .replace("range(40)", "range(120)")
-        .format(
+        LOOP.replace("range(40)", "range(120)").format(
             body="import time; time.sleep(0.12); "
             f"open(f'{shm}/{{step}}', 'wb').write(bytes(1 << 20))",
             end="",
@@ -371,7 +389,11 @@ def test_files_in_memory_are_growth(tmp_path: Path) -> None:
     assert max(split, key=lambda part: split[part]) == "files in memory"
 
 
-def test_as_tensor_keeps_the_default_device_and_is_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [tenure_run, forked_run], ids=["first", "after torch.compile"])
+def test_as_tensor_keeps_the_default_device_and_is_seen(
+    tmp_path: Path, start: Callable[[list[str], Path], Run]
+) -> None:
+    """Also by what was imported before it was watched, and compiles it."""
     (tmp_path / "job.py").write_text(
         "import numpy, torch\n"
         "model = torch.nn.Linear(64, 64)\n"
@@ -388,7 +410,7 @@ def test_as_tensor_keeps_the_default_device_and_is_seen(tmp_path: Path) -> None:
         "with torch.device('meta'):\n"
         "    print(torch.as_tensor([1.0]).device, torch.asarray([1.0]).device)\n"
     )
-    run = tenure_run(["job.py"], tmp_path)
+    run = start(["job.py"], tmp_path)
     assert run.out.split() == ["meta", "meta"], run.err
     assert run.verdict["verdict"] == "leak", run.err
     assert run.first["site"].endswith("job.py:7")

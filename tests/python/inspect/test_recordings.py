@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from watched import ROOT, ZOO, tenure_run
+from watched import ROOT, ZOO, forked_run, tenure_here
 
 
 @pytest.fixture(scope="module")
 def leaky(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tenure_run([str(ZOO / "metric_state.py")], tmp_path_factory.mktemp("leaky"))
+    run = forked_run([str(ZOO / "metric_state.py")], tmp_path_factory.mktemp("leaky"))
     assert run.verdict["verdict"] == "leak"
     return run.folder
 
@@ -53,27 +53,28 @@ def test_every_column_is_documented(leaky: Path) -> None:
 def test_why_tells_the_path(leaky: Path) -> None:
     ended = tenure("why", leaky)
     assert ended.returncode == 0
+    assert tenure_here("why", leaky).stdout == ended.stdout
     assert ".predictions of F1" in ended.stdout
     storage = re.search(r"^ +storages (\d+)", ended.stdout, re.MULTILINE)
     assert storage
-    assert "alive at the end" in tenure("why", leaky, storage[1]).stdout
-    missing = tenure("why", leaky, 10**9)
+    assert "alive at the end" in tenure_here("why", leaky, storage[1]).stdout
+    missing = tenure_here("why", leaky, 10**9)
     assert (missing.returncode, missing.stdout) == (2, "")
     assert "no recording has a storage" in missing.stderr
 
 
 def test_check_says_it_with_its_exit_code(leaky: Path, tmp_path: Path) -> None:
     assert tenure("check", leaky).returncode == 1
-    fixed = tenure_run([str(ZOO / "kept_batches.py"), "--fixed"], tmp_path)
-    assert tenure("check", fixed.folder).returncode == 0
-    over = tenure("check", fixed.folder, "--peak", "1KiB")
+    fixed = forked_run([str(ZOO / "kept_batches.py"), "--fixed"], tmp_path)
+    assert tenure_here("check", fixed.folder).returncode == 0
+    over = tenure_here("check", fixed.folder, "--peak", "1KiB")
     assert over.returncode == 1
     assert "peak" in over.stdout
-    assert tenure("check", fixed.folder, "--peak", "1TiB").returncode == 0
+    assert tenure_here("check", fixed.folder, "--peak", "1TiB").returncode == 0
     short = tmp_path / "short"
     short.mkdir()
-    run = tenure_run([str(ZOO / "kept_batches.py"), "--steps", "5"], short)
-    assert tenure("check", run.folder).returncode == 3
+    run = forked_run([str(ZOO / "kept_batches.py"), "--steps", "5"], short)
+    assert tenure_here("check", run.folder).returncode == 3
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_what_is_no_recording(tmp_path: Path, content: bytes | None, said: str) 
     if content is not None:
         file.write_bytes(content)
     for command in ("check", "why"):
-        ended = tenure(command, file)
+        ended = tenure_here(command, file)
         assert (ended.returncode, ended.stdout) == (2, "")
         assert said in ended.stderr
         assert "Traceback" not in ended.stderr
@@ -108,7 +109,7 @@ def test_truncated_foreign_and_newer_recordings(leaky: Path, tmp_path: Path) -> 
     with sqlite3.connect(newer) as connection:
         connection.execute("UPDATE meta SET value='99' WHERE key='schema'")
     for path, said in ((cut, "damaged"), (foreign, "no recording"), (newer, "newer Tenure")):
-        ended = tenure("check", path)
+        ended = tenure_here("check", path)
         assert ended.returncode == 2, path
         assert said in ended.stderr
         assert "Traceback" not in ended.stderr

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
 from tenure.inspect import recordings
-from watched import tenure_run
+from watched import forked_run, tenure_here, tenure_run
 
 LOOP = """
 import torch
@@ -33,11 +30,6 @@ def program(folder: Path, text: str, name: str = "train.py") -> str:
     return name
 
 
-def check(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tenure", "check", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
 def test_the_latest_run_in_a_folder_is_judged(tmp_path: Path) -> None:
     leaks = tenure_run([program(tmp_path, "train(True)")], tmp_path)
     assert leaks.verdict["verdict"] == "leak"
@@ -45,7 +37,7 @@ def test_the_latest_run_in_a_folder_is_judged(tmp_path: Path) -> None:
     assert sound.verdict["verdict"] == "flat", sound.err
     assert len(sound.verdict["ranks"]) == 1
     assert "FLAT" in sound.err
-    checked = check(sound.folder)
+    checked = tenure_here("check", sound.folder)
     assert checked.returncode == 0, checked.stdout
     assert "1 recording of earlier runs left out" in checked.stderr
     first, second = sorted(sound.folder.glob("*.sqlite"), key=lambda path: path.stat().st_mtime)
@@ -82,7 +74,7 @@ def test_processes_of_one_run_one_after_another(tmp_path: Path) -> None:
 
 
 def test_a_program_that_watches_itself_takes_over(tmp_path: Path) -> None:
-    run = tenure_run(
+    run = forked_run(
         [
             program(
                 tmp_path,
@@ -105,7 +97,7 @@ def test_a_program_that_watches_itself_takes_over(tmp_path: Path) -> None:
 
 
 def test_assert_flat_in_a_watched_program(tmp_path: Path) -> None:
-    run = tenure_run(
+    run = forked_run(
         [
             program(
                 tmp_path,
@@ -156,23 +148,3 @@ def test_the_rank_that_leaks_speaks_while_it_runs(tmp_path: Path) -> None:
         assert running.wait(120) == 0
     assert len(told) == 2, told  # live, by rank 1, and at the end, by rank 0
     assert not list((tmp_path / "run.tenure").glob(".told*"))
-
-
-@pytest.mark.parametrize("start", ["tenure", "torchrun"])
-def test_the_verdict_of_a_launcher_is_that_of_its_ranks(tmp_path: Path, start: str) -> None:
-    script = program(tmp_path, RANK.replace("time.sleep(5)", ""))
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    tenure = ["tenure", "run", "--json", "verdict.json"]
-    if start == "tenure":
-        command = ["-m", *tenure, "--", sys.executable, "-m", *launcher, script]
-    else:
-        command = ["-m", *launcher, "-m", *tenure, script]
-    ended = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, timeout=180
-    )
-    assert ended.returncode == 0, ended.stderr
-    verdict = json.loads((tmp_path / "verdict.json").read_text())
-    assert verdict["verdict"] == "leak", ended.stderr
-    assert [rank["rank"] for rank in verdict["ranks"]] == [0, 1]
-    assert "FLAT" not in ended.stderr
-    assert ended.stderr.rindex("LEAK") < ended.stderr.rindex("on rank 1 of 2")

@@ -25,13 +25,20 @@ GROWTH = {
 
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
+    """What is about the memory of a process that starts as any other."""
     found = Batch(tmp_path_factory.mktemp("zoo"))
-    for name in BUGS:
-        found.start(str(ZOO / f"{name}.py"))
     for name in sorted(GROWTH):
         found.start(str(ZOO / "growth" / f"{name}.py"))
     yield found
     found.close()
+
+
+@pytest.fixture(scope="module")
+def bugs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    nursery = Nursery(tmp_path_factory.mktemp("bugs"))
+    for name in BUGS:
+        nursery.add(ZOO / f"{name}.py", in_haste=False)
+    return dict(zip(BUGS, nursery.run(), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +59,8 @@ def test_the_zoo_is_not_empty() -> None:
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_the_bug_is_explained(batch: Batch, name: str) -> None:
-    path = ZOO / f"{name}.py"
-    run, marks = batch.result(str(path)), Marks.of(path)
+def test_the_bug_is_explained(bugs: dict[str, Run], name: str) -> None:
+    run, marks = bugs[name], Marks.of(ZOO / f"{name}.py")
     assert run.code == 0, run.err
     assert run.verdict["verdict"] == "leak", run.err
     suspect = run.first

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tenure.report.diff import compared, over_baseline, run_of, text_of
-from watched import tenure_run
+from watched import forked_run, tenure_here
 
 PROGRAM = """
 import sys, torch
@@ -35,13 +35,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, batch, keep in [("main", 64, "no"), ("large", 2048, "no"), ("leaks", 64, "keep")]:
         folder = tmp_path_factory.mktemp(name)
         (folder / "train.py").write_text(PROGRAM)
-        out[name] = tenure_run(["train.py", str(batch), keep], folder).folder
+        out[name] = forked_run(["train.py", str(batch), keep], folder).folder
     return out
-
-
-def tenure(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tenure", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def test_a_larger_batch_is_activations(runs: dict[str, Path]) -> None:
@@ -70,25 +65,27 @@ def test_a_run_is_as_large_as_itself(runs: dict[str, Path]) -> None:
 
 def test_what_was_only_counted_says_so(runs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    counted = tenure_run(["train.py", "64", "no"], tmp_path, "--level", "count").folder
+    counted = forked_run(["train.py", "64", "no"], tmp_path, level="count").folder
     text = text_of(run_of([runs["main"]], "main"), run_of([counted], "counted"))
     assert "was only counted: record with --level trace" in text
     assert text.startswith("peak ")
 
 
 def test_commands(runs: dict[str, Path], tmp_path: Path) -> None:
-    shown = tenure("diff", runs["main"], runs["large"], "--json")
+    command = [sys.executable, "-m", "tenure", "diff", runs["main"], runs["large"], "--json"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["peak"] > 0
-    good = tenure("check", runs["main"], "--baseline", runs["main"])
+    good = tenure_here("check", runs["main"], "--baseline", runs["main"])
     assert good.returncode == 0, good.stdout + good.stderr
-    worse = tenure("check", runs["large"], "--baseline", runs["main"])
+    worse = tenure_here("check", runs["large"], "--baseline", runs["main"])
     assert worse.returncode == 1
     assert "peak over that of" in worse.stdout
     assert "most of it" in worse.stdout
-    forgiven = tenure("check", runs["large"], "--baseline", runs["main"], "--tolerance", "100000")
+    tolerance = ("--tolerance", "100000")
+    forgiven = tenure_here("check", runs["large"], "--baseline", runs["main"], *tolerance)
     assert forgiven.returncode == 0
-    missing = tenure("diff", runs["main"], tmp_path / "nothing")
+    missing = tenure_here("diff", runs["main"], tmp_path / "nothing")
     assert missing.returncode == 2
     assert missing.stderr.startswith("tenure: ")
     assert len(missing.stderr.splitlines()) == 1

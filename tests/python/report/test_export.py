@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import pickle
+import runpy
 import sqlite3
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tenure.errors import InputError
 from tenure.report.export import export
 from tenure.report.lives import Life
 from tenure.report.snapshot import snapshot_of
+from watched import forked_run
 
 STEPS = 20
 
@@ -38,9 +40,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "    optimizer.zero_grad()\n"
         "    kept.append(torch.randn(5000))\n"
     )
-    command = [sys.executable, "-m", "tenure", "run", "--quiet", str(script)]
-    subprocess.run(command, cwd=folder, check=True, timeout=120)
-    return folder / "run.tenure"
+    return forked_run([script.name], folder).folder
 
 
 def query(folder: Path, sql: str) -> Any:
@@ -65,15 +65,17 @@ def test_csv_has_every_step_and_storage(recorded: Path, tmp_path: Path) -> None:
     assert storages.stat().st_mode & 0o077 == 0
 
 
-def test_the_snapshot_is_read_by_torchs_own_tool(recorded: Path, tmp_path: Path) -> None:
+def test_the_snapshot_is_read_by_torchs_own_tool(
+    recorded: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (file,) = export([recorded], "snapshot", tmp_path / "snapshot.pickle", None)
-    command = [sys.executable, "-m", "torch.cuda._memory_viz"]
     for tool in ("stats", "trace"):
-        ended = subprocess.run(
-            [*command, tool, str(file)], capture_output=True, text=True, timeout=120
-        )
-        assert ended.returncode == 0, ended.stderr
-        assert ended.stdout
+        monkeypatch.setattr(sys, "argv", ["_memory_viz.py", tool, str(file)])
+        runpy.run_path(_memory_viz.__file__, run_name="__main__")
+        assert capsys.readouterr().out
     snapshot = pickle.loads(file.read_bytes())
     (segment,) = snapshot["segments"]
     blocks = segment["blocks"]
