@@ -64,7 +64,11 @@ def parse_bytes(text: str) -> int:
 
 def need_size(value: object, what: str) -> int:
     """Bytes from a number or from ``12GiB``; raises InputError, naming `what`."""
+    if isinstance(value, bool):
+        raise InputError(f"{what} is a number of bytes, not {value}")
     size = parse_bytes(value) if isinstance(value, str) else need_integer(value, what)
-    if not 0 < size < 2**63:
+    if size <= 0:
         raise InputError(f"{what} must be more than 0 bytes and is {value!r}")
+    if size >= 2**63:
+        raise InputError(f"{what} must be less than 2**63 bytes and is {value!r}")
     return size

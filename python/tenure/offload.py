@@ -75,7 +75,7 @@ class Offload:
                 raise InputError(f"Offload() takes modules and got {type(model).__name__}")
         if host_full not in ("keep", "raise"):
             raise InputError(f'host_full is "keep" or "raise", not {host_full!r}')
-        if streams not in (0, 1, 2):
+        if isinstance(streams, float) or streams not in (0, 1, 2):
             raise InputError(f"streams is 0, 1 or 2, not {streams!r}")
         kind, folder = _target(target)
         self._models = models
@@ -98,8 +98,13 @@ class Offload:
             return self
         self._session.never(list(_state_of(self._models)))
         self._session.begin()
-        self._hooks = saved_tensors_hooks(self._session.pack, _C.OffloadSession.unpack)
-        self._hooks.__enter__()
+        hooks = saved_tensors_hooks(self._session.pack, _C.OffloadSession.unpack)
+        try:
+            hooks.__enter__()
+        except BaseException:
+            self._session.abandon()
+            raise
+        self._hooks = hooks
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -4,6 +4,7 @@
 #include <tenure/core/text.h>
 
 #include <c10/core/Storage.h>
+#include <c10/util/Exception.h>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@ constexpr mode_t kOnlyOwner = 0600;
 // Direct transfers begin and end at multiples of this, in the file and in memory.
 constexpr size_t kBlock = 4096;
 constexpr size_t kChunk = size_t{4} << 20;
+constexpr uint64_t kMuchLarger = 2;
 
 uint64_t in_blocks(uint64_t bytes) { return (bytes + kBlock - 1) / kBlock * kBlock; }
 
@@ -174,10 +176,27 @@ Disk::~Disk() {
   ::close(file_);
 }
 
-std::shared_ptr<Disk::Rest> Disk::put(HostCopy copy, Fence left, uint64_t unwritten) {
-  auto rest = std::make_shared<Rest>(*this, std::move(copy), std::move(left));
+void Disk::wait_for_writes(uint64_t unwritten) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return unwritten_ <= unwritten || !full_.empty(); });
+  changed_.wait(lock, [&] { return unwritten_ <= unwritten; });
+}
+
+void Disk::begin_step() {
+  std::lock_guard lock(mutex_);
+  full_.clear();
+  const auto last = free_.empty() ? free_.end() : std::prev(free_.end());
+  if (last != free_.end() && last->first + static_cast<int64_t>(last->second) == end_ &&
+      static_cast<uint64_t>(end_) > kMuchLarger * most_used_ &&
+      ::ftruncate(file_, last->first) == 0) {
+    end_ = last->first;
+    free_.erase(last);
+  }
+  most_used_ = used_;
+}
+
+std::shared_ptr<Disk::Rest> Disk::put(HostCopy copy, Fence left) {
+  auto rest = std::make_shared<Rest>(*this, std::move(copy), std::move(left));
+  std::lock_guard lock(mutex_);
   if (!full_.empty()) {
     throw BudgetError(text("cannot offload more to ", folder_, ": ", full_, " after ",
                            bytes_text(used_),
@@ -232,17 +251,35 @@ void Disk::work(const std::stop_token& stop) {
       job = std::move(jobs_.front());
       jobs_.pop_front();
     }
-    if (job.read) {
-      read(*job.rest);
-    } else if (job.rest.use_count() > 1) {
-      write(*job.rest);
-    } else {  // nobody wants it any more
-      job.rest->left.wait();
-      std::lock_guard lock(mutex_);
-      unwritten_ -= job.rest->size;
-      changed_.notify_all();
+    try {
+      run(job);
+    } catch (const c10::Error&) {  // the device has failed: who uses it hears of that elsewhere
+      give_up(job);
     }
   }
+}
+
+void Disk::run(const Job& job) {
+  if (job.read) {
+    read(*job.rest);
+  } else if (job.rest.use_count() > 1) {
+    write(*job.rest);
+  } else {  // nobody wants it any more
+    job.rest->left.wait();
+    std::lock_guard lock(mutex_);
+    unwritten_ -= job.rest->size;
+    changed_.notify_all();
+  }
+}
+
+void Disk::give_up(const Job& job) {
+  std::lock_guard lock(mutex_);
+  job.rest->at = Rest::At::lost;
+  job.rest->error = EIO;
+  if (!job.read) {
+    unwritten_ -= job.rest->size;
+  }
+  changed_.notify_all();
 }
 
 void Disk::write(Rest& rest) {
@@ -290,6 +327,7 @@ HostCopy Disk::forget_memory(Rest& rest) {
 int64_t Disk::take_room(uint64_t bytes) {
   bytes = in_blocks(bytes);
   used_ += bytes;
+  most_used_ = std::max(most_used_, used_);
   for (auto it = free_.begin(); it != free_.end(); ++it) {
     if (it->second >= bytes) {
       const auto [offset, size] = *it;
@@ -332,6 +370,11 @@ void Disk::give_room(int64_t offset, uint64_t bytes) {
 uint64_t Disk::bytes() const {
   std::lock_guard lock(mutex_);
   return used_;
+}
+
+uint64_t Disk::file_bytes() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<uint64_t>(end_);
 }
 
 }  // namespace tenure::offload

@@ -38,10 +38,14 @@ class Disk {
   Disk(const Disk&) = delete;
   Disk& operator=(const Disk&) = delete;
 
-  // Writes the copy once `left` is ready. Waits while more than `unwritten` bytes are in memory.
-  // Throws BudgetError once the disk is full; what was put before stays readable, from memory where
-  // it could not be written.
-  std::shared_ptr<Rest> put(HostCopy copy, Fence left, uint64_t unwritten);
+  // Waits while more than so many bytes are in memory that are not written yet.
+  void wait_for_writes(uint64_t unwritten);
+  // Writes the copy once `left` is ready. Throws BudgetError once the disk is full; what was put
+  // before stays readable, from memory where it could not be written.
+  std::shared_ptr<Rest> put(HostCopy copy, Fence left);
+  // Between steps: a disk that was full may have room again, and a file that is much larger than
+  // what was in it since the last call is cut.
+  void begin_step();
 
   // Begins to read into `room`, which has as many bytes as were put, unless they are in memory.
   void read_ahead(const std::shared_ptr<Rest>& rest, const std::function<HostCopy()>& room);
@@ -50,7 +54,8 @@ class Disk {
   void with_bytes(const std::shared_ptr<Rest>& rest, const std::function<HostCopy()>& room,
                   const std::function<void(HostCopy&)>& use);
 
-  uint64_t bytes() const;  // in the file
+  uint64_t bytes() const;       // in the file
+  uint64_t file_bytes() const;  // the file's own size
 
  private:
   struct Job {
@@ -59,6 +64,8 @@ class Disk {
   };
 
   void work(const std::stop_token& stop);
+  void run(const Job& job);
+  void give_up(const Job& job);
   void write(Rest& rest);
   void read(Rest& rest);
   static HostCopy forget_memory(Rest& rest);
@@ -74,6 +81,7 @@ class Disk {
   std::map<int64_t, uint64_t> free_;  // room inside the file, by offset
   int64_t end_ = 0;
   uint64_t used_ = 0;
+  uint64_t most_used_ = 0;  // since the last step began
   uint64_t unwritten_ = 0;
   std::string full_;                // why nothing more can be written
   std::vector<OwnThread> threads_;  // last: stop first

@@ -7,10 +7,10 @@
 namespace tenure::offload {
 
 HostCopy::HostCopy(const std::shared_ptr<HostPool>& pool, size_t bytes, OwnerId owner,
-                   ScopeId scope)
+                   ScopeId scope, HostPool::Limit limit)
     : bytes_(bytes) {
   size_t missing = bytes;
-  for (auto& piece : pool->take(bytes)) {
+  for (auto& piece : pool->take(bytes, limit)) {
     // The pool gives multiples of its alignment: the last piece counts as what it is used for.
     const size_t used = std::min(missing, piece.bytes);
     missing -= used;

@@ -18,7 +18,8 @@ class HostCopy {
  public:
   HostCopy() = default;
   // Room for `bytes`, with whatever is in it. Throws BudgetError as HostPool::take does.
-  HostCopy(const std::shared_ptr<HostPool>& pool, size_t bytes, OwnerId owner, ScopeId scope);
+  HostCopy(const std::shared_ptr<HostPool>& pool, size_t bytes, OwnerId owner, ScopeId scope,
+           HostPool::Limit limit = HostPool::Limit::kept);
   HostCopy(HostCopy&&) noexcept = default;
   HostCopy& operator=(HostCopy&&) noexcept = default;
 

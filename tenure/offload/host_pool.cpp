@@ -5,6 +5,7 @@
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <bit>
@@ -21,12 +22,12 @@ size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * 
 
 }  // namespace
 
-std::vector<HostPool::Piece> HostPool::take(size_t bytes) {
+std::vector<HostPool::Piece> HostPool::take(size_t bytes, Limit limit) {
   bytes = round_up(bytes, kAlign);
   std::lock_guard lock(mutex_);
   size_t available = pinned_ - held_;
   if (available < bytes) {
-    grow(bytes - available);
+    grow(bytes - available, limit);
   }
   std::vector<Piece> out;
   size_t missing = bytes;
@@ -60,7 +61,7 @@ HostPool::Piece HostPool::cut(FreeMap::iterator at, size_t bytes) {
   return piece;
 }
 
-void HostPool::grow(size_t bytes) {
+void HostPool::grow(size_t bytes, Limit limit) {
   std::vector<size_t> sizes;
   if (!source_.rounds_up) {
     sizes.push_back(round_up(bytes, kPage));
@@ -76,7 +77,7 @@ void HostPool::grow(size_t bytes) {
   for (const auto size : sizes) {
     total += size;
   }
-  if (total > limit_) {
+  if (total > limit_ && limit == Limit::kept) {
     throw BudgetError(text("offloading needs ", bytes_text(total),
                            " of host memory and its host limit is ", bytes_text(limit_),
                            ": raise host_limit, or give host_full=\"keep\" to keep on the device "
@@ -162,9 +163,13 @@ HostPool::~HostPool() {
   if (process_ != fork_generation()) {
     return;  // a forked child has nothing under way, and no device to ask
   }
-  for (const auto& [data, piece] : free_) {
-    piece.busy.out.wait();
-    piece.busy.back.wait();
+  try {
+    for (const auto& [data, piece] : free_) {
+      piece.busy.out.wait();
+      piece.busy.back.wait();
+    }
+  } catch (const c10::Error&) {
+    return;  // a device that has failed copies nothing any more
   }
 }
 

@@ -57,9 +57,11 @@ class HostPool {
   // Waits for copies that still use the memory: it is someone else's next.
   ~HostPool();
 
+  // Backward cannot go on without the bytes that it asks for, so room to read them is found anyway.
+  enum class Limit : uint8_t { kept, exceeded };
   // Exactly `bytes`, cut only where it must be. Throws BudgetError if that would take more than
   // the limit, changing nothing.
-  std::vector<Piece> take(size_t bytes);
+  std::vector<Piece> take(size_t bytes, Limit limit = Limit::kept);
   // May be written to again when `busy` is ready.
   void give(Piece piece);
   // The number of a copy that is queued now, for Busy.
@@ -82,7 +84,7 @@ class HostPool {
   };
   using FreeMap = std::map<char*, Free>;
 
-  void grow(size_t bytes);
+  void grow(size_t bytes, Limit limit);
   void add_slab(size_t bytes);
   Piece cut(FreeMap::iterator at, size_t bytes);
   void insert(char* data, Free piece);

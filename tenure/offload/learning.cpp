@@ -60,9 +60,13 @@ void State::begin() {
   active_ = open_ = true;
   recorder_.begin(meter_.get());
   order_.clear();
+  counted_.clear();
   position_ = fetched_upto_ = 0;
   ahead_ = largest_ = 0;
   now_ = {};
+  if (disk_ != nullptr) {
+    disk_->begin_step();
+  }
   choose_mode();
   const bool timed = mode_ == Mode::measuring || step_ <= kTimedFirst || step_ % kTimedEvery == 0;
   for (const auto& [device, lane] : lanes_) {
@@ -192,7 +196,11 @@ void State::learn() {
                            bytes_text(least), ". Give at least ", least,
                            " bytes, checkpoint, or use a smaller batch"));
   }
-  known->plan = plan_for(known->timeline);
+  if (!options.min_bytes) {
+    const auto bandwidth = std::min(last_.out_bandwidth, last_.in_bandwidth);
+    known->small = small_size(known->timeline, bandwidth, kCopyOverhead);
+  }
+  known->plan = plan_for(*known);
   all_known_.insert(all_known_.begin(), std::move(known));
   if (all_known_.size() > kMostKnown) {
     all_known_.pop_back();
@@ -226,12 +234,10 @@ int64_t State::cap_for(const Timeline& timeline) const {
   return least + std::max<int64_t>(part_of(least, kAheadOfLeast) - margin_, 0);
 }
 
-Plan State::plan_for(const Timeline& timeline) {
-  const auto bandwidth = std::min(last_.out_bandwidth, last_.in_bandwidth);
-  const auto small =
-      options.min_bytes ? uint64_t{0} : small_size(timeline, bandwidth, kCopyOverhead);
-  const auto cap = cap_for(timeline);
-  return options.budget ? plan_within(timeline, cap, small) : plan_all(timeline, cap, small);
+Plan State::plan_for(const Known& known) const {
+  const auto cap = cap_for(known.timeline);
+  return options.budget ? plan_within(known.timeline, cap, known.small)
+                        : plan_all(known.timeline, cap, known.small);
 }
 
 // A plan that was exceeded is made again with more caution.
@@ -249,7 +255,7 @@ void State::check_peak() {
   }
   margin_ += over;
   if (least_peak(known_->timeline) <= cap_for(known_->timeline)) {
-    known_->plan = plan_for(known_->timeline);
+    known_->plan = plan_for(*known_);
   }
 }
 
@@ -288,9 +294,15 @@ State::Totals State::totals() const {
 Stats State::stats() {
   std::lock_guard lock(mutex_);
   forget_dead();
+  if (open_ && !active_ && table_.empty() && recorder_.any_needed() && !options.budget) {
+    finish_step();  // its backward came after end()
+  }
   auto out = last_;
   out.tracked = table_.size();
-  out.disk_bytes = disk_ != nullptr ? disk_->bytes() : 0;
+  if (disk_ != nullptr) {
+    out.disk_bytes = disk_->bytes();
+    out.file_bytes = disk_->file_bytes();
+  }
   for (const auto& [device, lane] : lanes_) {
     lane->copier.collect();
     out.host_bytes += lane->pool->held();

@@ -1,6 +1,11 @@
 #include <tenure/offload/outgoing.h>
 
+#include <tenure/core/fork.h>
+
+#include <c10/util/Exception.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <vector>
 
@@ -11,15 +16,25 @@ namespace {
 // costs a microsecond.
 constexpr auto kLook = std::chrono::milliseconds(1);
 
-struct Ending {
-  std::mutex mutex;
-  bool now = false;
-};
+std::atomic<bool> g_process_ends = false;
+std::atomic<int> g_letting_go = 0;  // threads
 
-Ending& ending() {
-  static auto* process = new Ending;  // for threads that outlive static objects
-  return *process;
-}
+struct LettingGo {
+  LettingGo() {
+    // A forked child does not have the threads.
+    [[maybe_unused]] static const bool once = [] {
+      on_fork_in_child([] { g_letting_go = 0; });
+      return true;
+    }();
+    ++g_letting_go;
+  }
+  ~LettingGo() {
+    --g_letting_go;
+    g_letting_go.notify_all();
+  }
+  LettingGo(const LettingGo&) = delete;
+  LettingGo& operator=(const LettingGo&) = delete;
+};
 
 }  // namespace
 
@@ -88,18 +103,23 @@ void Outgoing::watch(const std::stop_token& stop) {
       added_.wait(lock, stop, [this] { return !leaving_.empty(); });
       added_.wait_for(lock, stop, kLook, [] { return false; });
     }
-    auto& process = ending();
-    std::lock_guard lock(process.mutex);
-    if (process.now) {
+    const LettingGo now;
+    if (g_process_ends) {
       return;
     }
-    settle();
+    try {
+      settle();
+    } catch (const c10::Error&) {
+      return;  // the device has failed: the thread that uses it hears of that, with a traceback
+    }
   }
 }
 
 void stop_letting_go() {
-  std::lock_guard lock(ending().mutex);
-  ending().now = true;
+  g_process_ends = true;
+  for (auto threads = g_letting_go.load(); threads != 0; threads = g_letting_go.load()) {
+    g_letting_go.wait(threads);
+  }
 }
 
 }  // namespace tenure::offload

@@ -19,6 +19,25 @@ namespace tenure::offload {
 class Session;
 class State;
 
+// A storage may have several version counters: x.data and the parts that unsafe_chunk() makes have
+// their own. Which one a tensor has is a part of what it is known by.
+class Version {
+ public:
+  Version() = default;
+  explicit Version(const at::Tensor& tensor);
+
+  bool is_current() const { return !counter_.enabled() || now() == number_; }
+  uint32_t number() const { return number_; }
+  uint32_t now() const { return counter_.current_version(); }
+  const c10::VariableVersion& counter() const { return counter_; }
+  // Of the same counter, at the same number. Without a counter nothing is known to be the same.
+  bool operator==(const Version& other) const;
+
+ private:
+  c10::VariableVersion counter_;  // no reference to the storage
+  uint32_t number_ = 0;
+};
+
 // A range of a storage at one version: all that is saved of it shares one of these. Guarded by the
 // session's lock, but for its end, which may come on any thread.
 //
@@ -33,7 +52,7 @@ struct SavedStorage {
   SavedStorage& operator=(const SavedStorage&) = delete;
 
   StorageRef original;
-  uint32_t version = 0;
+  Version version;
   size_t begin = 0;  // the range, in bytes of the original
   size_t bytes = 0;
   c10::Stream compute;  // on which it was saved
@@ -49,6 +68,7 @@ struct SavedStorage {
   std::shared_ptr<Disk::Rest> rest;  // or on disk; shared with the threads that write and read it
   Fence left;                        // the copy to the host
   StorageRef on_board;               // what was fetched last, or nothing
+  c10::VariableVersion board;        // of the tensors on it: who writes to one is seen
   Lease fetched;                     // until backward asks for it, or for as long as it stays
   Fence arrived;                     // the copy from the host
 };
@@ -65,14 +85,18 @@ class Saved {
   // REQUIRES a plain tensor: others have no sizes that a view could be made from.
   void remember_view(const at::Tensor& tensor);
   void require_unchanged() const;
-  at::Tensor view_of(c10::Storage storage, size_t begin) const;
+  // The tensor itself that was saved, where others have it and left it as it was; else undefined.
+  at::Tensor original() const;
+  // The saved view, on a storage that holds the original's content from `begin` on.
+  at::Tensor view_of(c10::Storage storage, size_t begin, const c10::VariableVersion& counter) const;
 
   std::shared_ptr<State> state_;           // shared: backward may run after the session has ended
   std::shared_ptr<SavedStorage> storage_;  // shared by the views of one storage
-  at::Tensor passed_;                      // autograd's own, where nothing is done with it
+  at::Tensor passed_;                      // where it stays on the device
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> original_{
+      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
 
-  c10::VariableVersion counter_;  // no reference to the storage
-  uint32_t version_ = 0;
+  Version version_;
   c10::SmallVector<int64_t, 5> sizes_;
   c10::SmallVector<int64_t, 5> strides_;
   size_t offset_ = 0;  // in bytes

@@ -3,15 +3,15 @@
 // all the same), again for every step. It learns from the steps: see planner.h.
 //
 //   offload::Session session({.budget = 8 << 30});
-//   session.never(*parameter) for each parameter;
+//   session.never(storages of the parameters and buffers);
 //   for (...) { offload::Active active(session); loss = net(x); loss.backward(); }
 //
 // Note [By storage]
 // Autograd saves tensors; memory is freed by storages. All views of one storage share one
 // SavedStorage and one copy on the host, and autograd is given none of the tensors to hold, so the
-// storage goes when forward is done with it. It is known by StorageRef and version: never by its
-// address, which the allocator gives to the next one, and not by its storage alone, which may be
-// written to and saved again.
+// storage goes when forward is done with it. It is known by StorageRef and version (of which
+// counter, and its number): never by its address, which the allocator gives to the next one, and
+// not by its storage alone, which may be written to and saved again.
 //
 // Note [Fences of a saved storage]
 // out:   waits for the compute stream (the content) and for earlier users of the host memory.
@@ -53,7 +53,7 @@ class Session {
   // Throws InputError if it has begun.
   void begin();
   // Throws BudgetError if the step has shown that the budget cannot be met; the step itself is
-  // whole, and the session goes on with the least peak there is.
+  // whole, and the next one is measured again.
   void end();
   // Ends a step that an exception has cut short: nothing is learnt from it, nothing is thrown.
   void abandon();

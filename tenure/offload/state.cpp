@@ -17,6 +17,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace tenure::offload {
@@ -47,10 +48,15 @@ c10::Stream current_stream(c10::Device device) {
                          : c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
+// Not at::isTensorSubclassLike, for which every tensor is one while a dispatch mode is on.
+bool is_subclass(const at::Tensor& tensor) {
+  return !(tensor.key_set() & at::kTensorSubclassLike).empty();
+}
+
 // Whether it is a view of one storage and no more than that.
 bool is_plain(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() &&
-         !tensor.is_inference() && !at::isTensorSubclassLike(tensor) && tensor.has_storage() &&
+         !tensor.is_inference() && !is_subclass(tensor) && tensor.has_storage() &&
          tensor.storage().data() != nullptr;
 }
 
@@ -82,6 +88,17 @@ State::State(Options given)
     disk_ = std::make_unique<Disk>(options.folder);
     of_cpu_ = at::accelerator::deviceCount() == 0;
   }
+}
+
+// A forked child does not have the threads, whose locks and waits it has: it leaves them alone.
+State::~State() {
+  if (process_ == fork_generation()) {
+    return;
+  }
+  for (auto& [device, lane] : lanes_) {
+    std::ignore = lane.release();
+  }
+  std::ignore = disk_.release();
 }
 
 void State::never(std::vector<StorageRef> storages) {
@@ -136,7 +153,9 @@ Saved State::pack(const at::Tensor& tensor, std::optional<Kept> known) {
     why = Kept::small;
   }
   if (why) {
-    count(*why, tensor.storage().nbytes());
+    if (counted_.insert(StorageRef(tensor.storage())).second) {
+      count(*why, tensor.storage().nbytes());
+    }
     saved.passed_ = tensor.tensor_data();
     return saved;
   }
@@ -145,10 +164,13 @@ Saved State::pack(const at::Tensor& tensor, std::optional<Kept> known) {
   if (saved.storage_ == nullptr) {
     saved.storage_ = save(tensor.storage(), saved.version_, range);
   }
+  if (saved.storage_->action == Action::keep) {
+    saved.passed_ = tensor.tensor_data();
+  }
   return saved;
 }
 
-State::Entry State::find(const c10::Storage& storage, uint32_t version, Range range) {
+State::Entry State::find(const c10::Storage& storage, const Version& version, Range range) {
   const auto known = table_.find(StorageRef(storage));
   if (known == table_.end()) {
     return nullptr;
@@ -164,7 +186,7 @@ State::Entry State::find(const c10::Storage& storage, uint32_t version, Range ra
 }
 
 // A small part does, but not when such parts make up much of the storage: they may overlap.
-bool State::goes_alone(const c10::Storage& storage, uint32_t version, Range range) const {
+bool State::goes_alone(const c10::Storage& storage, const Version& version, Range range) const {
   const auto bytes = range.second - range.first;
   if (bytes * kSmallPart >= storage.nbytes()) {
     return false;
@@ -179,7 +201,7 @@ bool State::goes_alone(const c10::Storage& storage, uint32_t version, Range rang
   return parts * kMostInParts < storage.nbytes();
 }
 
-State::Entry State::save(const c10::Storage& storage, uint32_t version, Range range) {
+State::Entry State::save(const c10::Storage& storage, const Version& version, Range range) {
   auto& lane = this->lane(storage.device());
   auto entry = std::make_shared<SavedStorage>(storage, current_stream(lane.device));
   entry->version = version;
@@ -192,6 +214,7 @@ State::Entry State::save(const c10::Storage& storage, uint32_t version, Range ra
   entry->step = step_;
   name_owners(*entry);
   entry->index = recorder_.saved(entry->original, storage.nbytes());
+  order_.push_back(entry);
   largest_ = std::max<uint64_t>(largest_, storage.nbytes());
   ++now_.saved.count;
   now_.saved.bytes += storage.nbytes();
@@ -203,7 +226,6 @@ State::Entry State::save(const c10::Storage& storage, uint32_t version, Range ra
     move_out(*entry, storage);
   }
   table_[entry->original].push_back(entry);
-  order_.push_back(entry);
   limit_outgoing(lane);
   return entry;
 }
@@ -233,11 +255,14 @@ void State::keep(SavedStorage& entry, const c10::Storage& storage, Kept why) {
 void State::move_out(SavedStorage& entry, const c10::Storage& storage) {
   auto& lane = this->lane(storage.device());
   try {
+    if (disk_ != nullptr) {
+      disk_->wait_for_writes(std::min(kMostUnwritten, options.host_limit / 2));
+    }
     auto copy = room_for(entry);
     entry.left = lane.copier.out(storage, entry.begin, copy, entry.compute);
     now_.most_host_bytes = std::max(now_.most_host_bytes, lane.pool->held());
     if (disk_ != nullptr) {
-      entry.rest = disk_->put(std::move(copy), entry.left, kMostUnwritten);
+      entry.rest = disk_->put(std::move(copy), entry.left);
     } else {
       entry.host = std::move(copy);
     }
@@ -263,15 +288,26 @@ void State::move_out(SavedStorage& entry, const c10::Storage& storage) {
                      .left = entry.left});
 }
 
-HostCopy State::room_for(const SavedStorage& entry) {
+HostCopy State::room_for(const SavedStorage& entry, HostPool::Limit limit) {
   const auto device = entry.original.device();
-  return {lane(device).pool, entry.bytes, entry.on_host, current_scope()};
+  return {lane(device).pool, entry.bytes, entry.on_host, current_scope(), limit};
 }
 
+// Note [What backward is given]
+// Autograd takes a gradient as its own, to keep as `.grad` or to add to in place, if nobody else
+// refers to that tensor: a backward may return what it saved. So where the saved tensor is alive,
+// it is given out itself, as PyTorch does. Else a view is, of memory that others may get, too:
+//   - the saved storage, because something else of it is alive. The view has the saved tensor's
+//     version counter, so that a write is found as PyTorch would.
+//   - a storage that was fetched. Views of one share a counter, and once it has moved, who asks
+//     next gets a fresh copy.
+//   - where the graph is retained, a storage of its own: it may be asked for again when `.grad`
+//     has been written to.
 at::Tensor State::unpack(const Saved& saved, Sharing sharing) {
   saved.require_unchanged();
   if (saved.storage_ == nullptr) {
-    return saved.passed_;
+    const auto original = saved.original();
+    return original.defined() ? original : saved.passed_;
   }
   auto& entry = *saved.storage_;
   std::lock_guard lock(mutex_);
@@ -281,9 +317,9 @@ at::Tensor State::unpack(const Saved& saved, Sharing sharing) {
   lane.outgoing.set_needed(&entry, true);
   keep_planned();
   limit_outgoing(lane);  // before memory is taken for this tick
-  auto [storage, begin] = board(entry, compute, sharing);
+  auto out = board(saved, compute, sharing);
   fetch_ahead(entry);
-  return saved.view_of(std::move(storage), begin);
+  return out;
 }
 
 // The step has come to the first need of this storage.
@@ -298,26 +334,47 @@ void State::reach(const SavedStorage& entry) {
   }
 }
 
-// A storage on the device with the entry's content, from the byte returned with it on.
-std::pair<c10::Storage, size_t> State::board(SavedStorage& entry, const c10::Stream& compute,
-                                             Sharing sharing) {
+// The saved tensor on the device.
+at::Tensor State::board(const Saved& saved, const c10::Stream& compute, Sharing sharing) {
+  auto& entry = *saved.storage_;
+  auto original = saved.original();
+  if (original.defined() &&
+      (StorageRef(original.storage()) != entry.original || is_released(original.storage()))) {
+    original.reset();
+  }
   if (entry.action == Action::keep) {
-    return {entry.kept.storage(), 0};
+    return original.defined() ? original : saved.passed_;
   }
   const bool first = entry.uses++ == 0;
   if (first && entry.fetched.held()) {
     ahead_ -= std::min<uint64_t>(ahead_, entry.bytes);
   }
-  if (auto original = entry.original.lock(); original && !is_released(*original)) {
-    lane(original->device()).outgoing.set_needed(&entry, false);
+  const bool retained = compat::backward_retains_graph();
+  if (auto there = entry.original.lock();
+      there && !is_released(*there) && (original.defined() || !retained)) {
+    lane(there->device()).outgoing.set_needed(&entry, false);
     ++now_.reused.count;
     now_.reused.bytes += entry.bytes;
-    stay_or_go(entry, *original);
-    return {std::move(*original), 0};
+    stay_or_go(entry, *there);
+    return original.defined() ? original
+                              : saved.view_of(std::move(*there), 0, saved.version_.counter());
   }
-  auto there = entry.fetched.held()         ? std::optional(entry.fetched.storage())
-               : sharing == Sharing::shared ? entry.on_board.lock()
-                                            : std::nullopt;
+  lane(entry.original.device()).outgoing.set_needed(&entry, false);
+  const auto storage = fetched(entry, compute, retained ? Sharing::own : sharing);
+  return saved.view_of(storage, entry.begin, entry.board);
+}
+
+c10::Storage State::fetched(SavedStorage& entry, const c10::Stream& compute, Sharing sharing) {
+  const bool untouched = entry.board.enabled() && entry.board.current_version() == 0;
+  const auto is_original = [&](const c10::Storage& storage) {
+    return StorageRef(storage) == entry.original;
+  };
+  std::optional<c10::Storage> there;
+  if (entry.fetched.held() && untouched && !is_original(entry.fetched.storage())) {
+    there = entry.fetched.storage();
+  } else if (sharing == Sharing::shared && untouched) {
+    there = entry.on_board.lock();
+  }
   if (!there) {
     fetch(entry, Urgency::now);
     there = entry.fetched.storage();
@@ -333,7 +390,7 @@ std::pair<c10::Storage, size_t> State::board(SavedStorage& entry, const c10::Str
     entry.on_board = StorageRef(*there);
     stay_or_go(entry, *there);
   }
-  return {std::move(*there), entry.begin};
+  return std::move(*there);
 }
 
 // Handed out: from here on it lives as long as backward uses it, or until its last use.
@@ -365,11 +422,13 @@ void State::fetch(SavedStorage& entry, Urgency urgency) {
                              c10::SymInt(static_cast<int64_t>(entry.bytes)),
                              c10::GetAllocator(lane.device.type()), true);
   entry.fetched = hold(storage, entry.on_device, ScopeId::process);
+  entry.board = c10::VariableVersion(0);
   const auto copy_back = [&](HostCopy& from) {
     entry.arrived = lane.copier.back(from, storage, entry.compute, entry.left, urgency);
   };
   if (entry.rest != nullptr) {
-    disk_->with_bytes(entry.rest, [&] { return room_for(entry); }, copy_back);
+    const auto room = [&] { return room_for(entry, HostPool::Limit::exceeded); };
+    disk_->with_bytes(entry.rest, room, copy_back);
   } else {
     copy_back(entry.host);
   }
@@ -450,6 +509,8 @@ bool State::try_fetch(size_t index) {
     }
   } catch (const c10::OutOfMemoryError&) {
     return false;  // it is fetched when it is asked for, and an error then is the user's
+  } catch (const BudgetError&) {
+    return false;  // no room on the host to read it ahead
   }
   ahead_ += entry->bytes;
   return true;

@@ -33,6 +33,7 @@ struct Lane {
 // A measured step and what was made of it.
 struct Known {
   Timeline timeline;
+  uint64_t small = 0;  // not worth a copy; decided once, so that what moves stays the same
   Plan plan;
 };
 
@@ -41,6 +42,9 @@ class State : public std::enable_shared_from_this<State> {
   using Range = std::pair<size_t, size_t>;  // bytes of a storage
 
   explicit State(Options given);
+  ~State();
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
 
   const Options options;
 
@@ -63,17 +67,17 @@ class State : public std::enable_shared_from_this<State> {
   };
 
   std::optional<Kept> why_kept(const at::Tensor& tensor) const;
-  Entry find(const c10::Storage& storage, uint32_t version, Range range);
-  bool goes_alone(const c10::Storage& storage, uint32_t version, Range range) const;
-  Entry save(const c10::Storage& storage, uint32_t version, Range range);
+  Entry find(const c10::Storage& storage, const Version& version, Range range);
+  bool goes_alone(const c10::Storage& storage, const Version& version, Range range) const;
+  Entry save(const c10::Storage& storage, const Version& version, Range range);
   std::optional<Kept> why_planned(const SavedStorage& entry, uint64_t bytes);
   void keep(SavedStorage& entry, const c10::Storage& storage, Kept why);
   void move_out(SavedStorage& entry, const c10::Storage& storage);
-  HostCopy room_for(const SavedStorage& entry);
+  HostCopy room_for(const SavedStorage& entry, HostPool::Limit limit = HostPool::Limit::kept);
 
   void reach(const SavedStorage& entry);
-  std::pair<c10::Storage, size_t> board(SavedStorage& entry, const c10::Stream& compute,
-                                        Sharing sharing);
+  at::Tensor board(const Saved& saved, const c10::Stream& compute, Sharing sharing);
+  c10::Storage fetched(SavedStorage& entry, const c10::Stream& compute, Sharing sharing);
   void stay_or_go(SavedStorage& entry, const c10::Storage& storage);
   bool stays(const SavedStorage& entry) const;
   void fetch(SavedStorage& entry, Urgency urgency);
@@ -94,7 +98,7 @@ class State : public std::enable_shared_from_this<State> {
   void report();
   int64_t cap_of(int64_t budget) const;
   uint64_t least_budget(int64_t level) const;
-  Plan plan_for(const Timeline& timeline);
+  Plan plan_for(const Known& known) const;
   int64_t cap_for(const Timeline& timeline) const;
   uint64_t following_room() const;
   void count(Kept why, uint64_t bytes);
@@ -102,6 +106,7 @@ class State : public std::enable_shared_from_this<State> {
   Totals totals() const;
   static void name_owners(SavedStorage& entry);
 
+  uint32_t process_ = fork_generation();
   bool of_cpu_;  // tensors on the CPU are moved, not those on the accelerator
   mutable std::mutex mutex_;
   bool active_ = false;
@@ -120,8 +125,9 @@ class State : public std::enable_shared_from_this<State> {
   std::shared_ptr<Known> known_;                    // that it follows
   size_t position_ = 0;                             // in its timeline
   size_t fetched_upto_ = 0;
-  uint64_t ahead_ = 0;    // bytes fetched that were not asked for yet
-  uint64_t largest_ = 0;  // storage so far
+  std::unordered_set<StorageRef> counted_;  // that stay
+  uint64_t ahead_ = 0;                      // bytes fetched that were not asked for yet
+  uint64_t largest_ = 0;                    // storage so far
   Stats now_;
   Totals before_;  // it began
 

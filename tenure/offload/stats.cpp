@@ -50,7 +50,8 @@ std::string stats_text(const Stats& stats) {
   out << "Offload: " << count_text(stats.steps, "step") << ", the last one "
       << mode_name(stats.mode) << "\n";
   line("saved", stats.saved);
-  line("moved to the host", stats.moved_out);
+  const bool to_disk = stats.file_bytes > 0;
+  line(to_disk ? "moved to disk" : "moved to the host", stats.moved_out);
   line("and back", stats.moved_in);
   if (stats.reused.count > 0) {
     line("needed before they had left", stats.reused);
@@ -63,6 +64,10 @@ std::string stats_text(const Stats& stats) {
   out << std::fixed << std::setprecision(1);
   out << "  host " << bytes_text(stats.host_bytes) << " now, " << bytes_text(stats.most_host_bytes)
       << " at most, " << bytes_text(stats.pinned_bytes) << " taken\n";
+  if (to_disk) {
+    out << "  disk " << bytes_text(stats.disk_bytes) << " now, in a file of "
+        << bytes_text(stats.file_bytes) << "\n";
+  }
   out << "  copies " << stats.out_bandwidth / 1e9 << " GB/s out, " << stats.in_bandwidth / 1e9
       << " GB/s back; the device waited " << stats.exposed_seconds * 1e3 << " ms for them\n";
   if (stats.peak > 0) {

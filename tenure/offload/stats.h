@@ -36,6 +36,7 @@ struct Stats {
   uint64_t pinned_bytes = 0;     // taken from the system now
   uint64_t slabs_taken = 0;      // ever
   uint64_t disk_bytes = 0;       // on disk now
+  uint64_t file_bytes = 0;       // of the file there, which has room for them
   uint64_t tracked = 0;          // storages known now
   double exposed_seconds = 0;    // the device waited for copies; of the last step that was timed
   double out_bandwidth = 0;      // bytes a second
