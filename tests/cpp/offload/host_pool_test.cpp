@@ -115,21 +115,54 @@ TEST(HostPool, PiecesDoNotOverlap) {
   }
 }
 
+// Two neighbours of one slab, the copies back from which were queued in this order.
+struct Neighbours {
+  explicit Neighbours(HostPool& pool) {
+    auto slab = pool.take(8192);
+    EXPECT_EQ(slab.size(), 1U);
+    first = {slab[0].data, 4096, {}};
+    first.busy.back = Fence(older);
+    first.busy.back_order = pool.next_order();
+    second = {slab[0].data + 4096, 4096, {}};
+    second.busy.back = Fence(younger);
+    second.busy.back_order = pool.next_order();
+  }
+  std::shared_ptr<Later> older = std::make_shared<Later>();
+  std::shared_ptr<Later> younger = std::make_shared<Later>();
+  HostPool::Piece first;
+  HostPool::Piece second;
+};
+
 TEST(HostPool, JoinedNeighboursWaitForTheYoungerFence) {
-  HostPool one(plain(), kNoLimit);
-  auto slab = one.take(8192);
-  ASSERT_EQ(slab.size(), 1U);
-  const auto older = std::make_shared<Later>();
-  const auto younger = std::make_shared<Later>();
-  HostPool::Piece front{slab[0].data, 4096, {.out = {}, .back = Fence(older)}};
-  HostPool::Piece back{slab[0].data + 4096, 4096, {.out = {}, .back = Fence(younger)}};
-  one.give(std::move(front));
-  one.give(std::move(back));
-  const auto again = one.take(8192);
+  for (const bool younger_first : {false, true}) {
+    HostPool pool(plain(), kNoLimit);
+    Neighbours two(pool);
+    pool.give(younger_first ? two.second : two.first);
+    pool.give(younger_first ? two.first : two.second);
+    const auto again = pool.take(8192);
+    ASSERT_EQ(again.size(), 1U);
+    *two.older->done = true;
+    EXPECT_FALSE(again[0].busy.ready());
+    *two.younger->done = true;
+    EXPECT_TRUE(again[0].busy.ready());
+  }
+}
+
+TEST(HostPool, WhereCopiesHaveNoOrderNeighboursJoinWhenTheyAreReady) {
+  auto source = plain();
+  source.in_order = false;
+  HostPool pool(std::move(source), kNoLimit);
+  Neighbours two(pool);
+  pool.give(two.first);
+  pool.give(two.second);
+  auto apart = pool.take(8192);
+  EXPECT_EQ(apart.size(), 2U);
+  give(pool, std::move(apart));
+  *two.older->done = true;
+  *two.younger->done = true;
+  pool.shrink();
+  const auto again = pool.take(8192);
   ASSERT_EQ(again.size(), 1U);
-  *older->done = true;
-  EXPECT_FALSE(again[0].busy.ready());
-  *younger->done = true;
   EXPECT_TRUE(again[0].busy.ready());
 }
 

@@ -1,8 +1,9 @@
-"""One copy on the host serves all that is saved of a storage; the device lets go of all of it."""
+"""One copy on the host serves all that is saved of a storage, and the device lets all of it go."""
 
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 import tenure
-from offloading import Keep, batch, blocks, equal, gradients, side_streams, used
+from offloading import Context, Keep, batch, blocks, equal, gradients, side_streams, used
 
 Fake = ModuleType
 
@@ -200,3 +201,18 @@ class TestOnADevice(OnBoth):
             while ref.alive:
                 assert time.monotonic() < deadline
             loss.backward()
+
+    def test_two_devices_in_one_step(self) -> None:
+        def gradients_of(context: Context) -> list[Tensor]:
+            a = torch.full((64, 64), 0.5, device="fake:0", requires_grad=True)
+            b = torch.full((64, 64), 0.5, device="fake:1", requires_grad=True)
+            with context:
+                ((a * 2).sin().to("fake:1") * b).cos().sum().backward()
+            return [tensor.grad.cpu() for tensor in (a, b) if tensor.grad is not None]
+
+        plain = gradients_of(nullcontext())
+        offload = self.offload()
+        for _ in range(4):
+            assert equal(gradients_of(offload), plain)
+        assert offload.stats().moved_out_storages == 3
+        assert offload.stats().mode == "planned"

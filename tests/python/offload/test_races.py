@@ -7,7 +7,6 @@ what is not there yet or not there any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -17,79 +16,12 @@ from torch import Tensor
 
 import tenure
 from offloading import side_streams, tell, used
+from slow_copies import N, Save, Slow, full, values
 
 Fake = ModuleType
-Use = Callable[[tuple[Tensor, ...]], object]
 
-N = 1024  # floats of a storage: one page
 ONE_OR_TWO = pytest.mark.parametrize("streams", [1, 2])
 ANY_STREAMS = pytest.mark.parametrize("streams", [0, 1, 2])
-
-
-class Save(torch.autograd.Function):
-    """Saves tensors; backward gives them to `use`, computes nothing and has no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, use: Use, *saved: Tensor) -> Tensor:
-        ctx.save_for_backward(*saved)
-        ctx.use = use
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-        del grads
-        saved = ctx.saved_tensors
-        ctx.use(saved)
-        return None, None, *(None for _ in saved)
-
-
-class Slow:
-    """An Offload whose copies run when the test says so."""
-
-    def __init__(self, fake: Fake, **options: Any) -> None:
-        fake.set_memory_policy(reuse_freed=True, poison_freed=True)
-        self.fake = fake
-        self.x = torch.ones(1, device="fake", requires_grad=True)
-        self.grad = torch.ones(1, device="fake")
-        self.offload = tenure.Offload(min_bytes=1, **options)
-        # The first step is measured, and the host memory it takes is there from now on: one slab.
-        # No later step has its shape, so none is planned, and none makes compute wait for copies.
-        with self.offload:
-            self.backward(self.save(full(0, 8 * N)))
-        self.streams = side_streams(fake)
-
-    def save(self, *saved: Tensor, use: Use = lambda _: None) -> Tensor:
-        return Save.apply(self.x, use, *saved)
-
-    def backward(self, saved: Tensor, *, keep: bool = False) -> None:
-        saved.backward(self.grad, retain_graph=keep)
-
-    def hold(self) -> None:
-        for stream in self.streams:
-            self.fake.hold(stream)
-
-    def busy(self) -> list[torch.Stream]:
-        return [stream for stream in self.streams if self.fake.pending(stream)]
-
-    def advance(self, streams: list[torch.Stream]) -> None:
-        """As far as their waits allow."""
-        while sum(self.fake.advance(stream, 1) for stream in streams):
-            pass
-
-    def run(self) -> None:
-        """All that is queued, everywhere."""
-        for stream in self.streams:
-            self.fake.release(stream)
-        torch.accelerator.synchronize()
-        self.offload.settle()
-
-
-def full(value: float, size: int = N) -> Tensor:
-    return torch.full((size,), float(value), device="fake")
-
-
-def values(tensor: Tensor) -> set[float]:
-    return set(tensor.tolist())
 
 
 class TestOut:
@@ -152,29 +84,33 @@ class TestOut:
         assert values(found[0]) == {3}
         del second
 
-    def test_waits_for_urgent_readers_of_host_memory_that_was_joined(self, fake: Fake) -> None:
-        """One was asked for, the other fetched ahead on another stream, and done before it."""
+    def test_waits_for_readers_that_an_urgent_one_has_overtaken(self, fake: Fake) -> None:
+        """Three neighbours become one piece: the one that was read last was asked for at once."""
         slow = Slow(fake)
         side = fake.new_stream()
         found: list[Tensor] = []
         other = full(5, 8 * N)
         with slow.offload:
-            ahead = slow.save(full(2, 4 * N))
-            asked = slow.save(full(3, 4 * N), use=found.extend)
+            ahead = slow.save(full(2, 4 * N), use=found.extend)
+            first = slow.save(full(3, N))
+            second = slow.save(full(4, 3 * N))
             slow.run()
             slow.hold()
-            slow.backward(asked)
-            waiting = [stream for stream in slow.busy() if fake.pending(stream)]
+            slow.backward(first)  # and `ahead` is fetched, behind it
+            waiting = slow.busy()
             assert len(waiting) == 2
-            urgent = max(waiting, key=lambda stream: stream.stream_id)
-            slow.advance([stream for stream in waiting if stream != urgent])
-            del asked, ahead
+            urgent = next(stream for stream in waiting if fake.advance(stream))
+            slow.advance([urgent])
+            slow.backward(second)
+            slow.advance([urgent])
+            slow.backward(ahead)
+            del ahead, first, second
             with side:
-                second = slow.save(other)
-            slow.advance([stream for stream in slow.busy() if stream != urgent])
+                again = slow.save(other)
+            slow.advance([stream for stream in slow.busy() if stream not in waiting])
             slow.run()
-        assert values(found[0]) == {3}
-        del second
+        assert values(found[0]) == {2}
+        del again
 
     def test_waits_until_host_memory_has_been_written_by_another_stream(self, fake: Fake) -> None:
         """Without streams of its own, copies run on those that compute: here on two."""
@@ -193,6 +129,28 @@ class TestOut:
             slow.run()
             fake.release(side)
             slow.backward(second)
+        assert values(found[0]) == {3}
+
+    @pytest.mark.parametrize("last", [0, 1])
+    def test_waits_for_all_writers_of_host_memory_on_two_streams(
+        self, fake: Fake, last: int
+    ) -> None:
+        """Two neighbours, each with a copy of its own stream to wait for, are given back."""
+        slow = Slow(fake, streams=0)
+        side = fake.new_stream()
+        found: list[Tensor] = []
+        with slow.offload:
+            with side:
+                fake.hold(side)
+                saved = [slow.save(full(5, 4 * N))]
+            saved.append(slow.save(full(6, 4 * N)))
+            del saved[1 - last]
+            del saved[0]
+            again = slow.save(full(3, 8 * N), use=found.extend)
+            torch.accelerator.current_stream().synchronize()
+            fake.release(side)
+            slow.run()
+            slow.backward(again)
         assert values(found[0]) == {3}
 
 
@@ -358,22 +316,22 @@ class TestUse:
 
     @ONE_OR_TWO
     def test_waits_on_its_own_stream(self, fake: Fake, streams: Any) -> None:
-        """Two nodes on two streams saved one storage, and get one copy of it."""
+        """Two nodes on two streams saved one storage; it is fetched for the first one's."""
         slow = Slow(fake, streams=streams)
         side = fake.new_stream()
         found: list[Tensor] = []
         with slow.offload:
             both = full(3)
-            first = slow.save(both, use=found.extend)
+            first = slow.save(both)
             with side:
                 second = slow.save(both, use=lambda saved: found.append(saved[0] * 1))
             del both
             slow.run()
             slow.hold()
-            slow.backward(first)
             slow.backward(second)
             slow.run()
-        assert values(found[1]) == {3}
+        assert values(found[0]) == {3}
+        del first
 
     @ANY_STREAMS
     def test_keeps_the_memory_from_the_next_tensor(self, fake: Fake, streams: Any) -> None:

@@ -46,20 +46,30 @@ def test_a_person_can_read_it(fake: Fake) -> None:
         rf"  saved{in_storages}",
         rf"  moved to the host{in_storages}",
         rf"  and back{in_storages}",
-        (
-            rf"(  needed before they had left{in_storages}\n)?"
-            rf"  kept: parameters and buffers{in_storages}"
-        ),
+        rf"  kept: parameters and buffers{in_storages}",
         rf"  kept: held by others anyway{in_storages}",
         rf"  kept: fits the budget{in_storages}",
         rf"  host{size} now,{size} at most,{size} taken",
         r"  copies \d+\.\d GB/s out, \d+\.\d GB/s back; the device waited \d+\.\d ms for them",
         rf"  peak{size} of a budget of 4.0 MiB, the least is{size}",
     ]
-    assert re.fullmatch("\n".join(expected) + "\n", str(offload)), str(offload)
+    # A line that depends on how fast the copies were.
+    text = re.sub("  needed before they had left.*\n", "", str(offload))
+    assert re.fullmatch("\n".join(expected) + "\n", text), str(offload)
 
 
 def test_before_the_first_step() -> None:
     offload = tenure.Offload(target="copy")
     assert str(offload).startswith("Offload: 0 steps, the last one measuring\n")
     assert offload.stats().saved_bytes == 0
+
+
+def test_a_backward_after_the_block_is_counted() -> None:
+    model, x = blocks(), batch()
+    offload = tenure.Offload(model, target="copy", min_bytes=1)
+    with offload:
+        loss = model(x).square().sum()
+    loss.backward()
+    stats = offload.stats()
+    assert stats.steps == 1
+    assert stats.moved_out_bytes == stats.moved_in_bytes + stats.reused_bytes > 0

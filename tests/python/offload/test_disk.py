@@ -1,0 +1,224 @@
+"""On disk: the same gradients, nothing left of the files, and a full disk is told, not suffered."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tenure
+from offloading import MIB, Keep, batch, blocks, equal, gradients
+from probes import assert_ends_well, needs_real_frees
+
+HERE = Path(__file__).parent
+
+
+def on_disk(folder: Path, *models: Any, **options: Any) -> tenure.Offload:
+    return tenure.Offload(*models, target=f"disk:{folder}", min_bytes=1, **options)
+
+
+def descriptors() -> set[str]:
+    out = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists them
+            out.add(str(link.readlink()))
+    return out
+
+
+def test_gradients_are_those_without(tmp_path: Path) -> None:
+    model = blocks()
+    offload = on_disk(tmp_path, model)
+    for rows in (32, 32, 32, 700, 33, 700):
+        x = batch(rows)
+        assert equal(gradients(model, x, offload), gradients(model, x))
+        stats = offload.stats()
+        assert min(stats.moved_out_bytes, stats.moved_in_bytes) > 0
+        assert stats.disk_bytes == 0
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("streams", [0, 1, 2])
+def test_from_a_device(fake: ModuleType, tmp_path: Path, streams: Any) -> None:
+    del fake
+    model, x = blocks(device="fake"), batch(device="fake")
+    plain = gradients(model, x)
+    offload = on_disk(tmp_path, model, streams=streams)
+    for _ in range(4):
+        assert equal(gradients(model, x, offload), plain)
+    assert offload.stats().moved_out_bytes > 0
+
+
+def test_views_share_one_place(tmp_path: Path) -> None:
+    seen: list[Tensor] = []
+    offload = on_disk(tmp_path)
+    with offload:
+        base = torch.arange(1 << 18, dtype=torch.int32)
+        views = [base, base[1000:].view(torch.int16)[::2], base.view(512, -1).t()[3:]]
+        expected = [view.clone() for view in views]
+        loss = Keep.apply(torch.ones(1, requires_grad=True), seen, *views).sum()
+        del base, views
+        loss.backward()
+    assert offload.stats().moved_out_storages == 1
+    assert all(map(torch.equal, seen, expected))
+
+
+def test_more_than_is_in_memory_at_once(tmp_path: Path) -> None:
+    """Host memory is a way station: 24 storages of 4 MiB pass through much less."""
+    offload = on_disk(tmp_path)
+    for _ in range(3):
+        seen: list[Tensor] = []
+        with offload:
+            x = torch.ones(1, requires_grad=True)
+            for n in range(24):
+                x = Keep.apply(x, seen, torch.full((MIB,), float(n)))
+            x.sum().backward()
+        assert [tensor[0].item() for tensor in seen] == list(range(23, -1, -1))
+        assert all(bool((tensor == tensor[0]).all()) for tensor in seen)
+    stats = offload.stats()
+    assert stats.moved_out_bytes == 24 * 4 * MIB
+    assert stats.file_bytes >= stats.moved_out_bytes / 2
+    assert "moved to disk" in str(stats)
+    assert "in a file of" in str(stats)
+
+
+def test_the_file_has_no_name_and_goes_with_the_offload(tmp_path: Path) -> None:
+    before = descriptors()
+    offload = on_disk(tmp_path)
+    model, x = blocks(), batch()
+    with offload:
+        loss = model(x).sum()
+        added = descriptors() - before
+        assert any(name.startswith(str(tmp_path)) and "(deleted)" in name for name in added), added
+        assert not any(tmp_path.iterdir())
+        loss.backward()
+    del loss, offload
+    assert not any(name.startswith(str(tmp_path)) for name in descriptors())
+
+
+def test_a_graph_may_outlive_its_offload(tmp_path: Path) -> None:
+    model, x = blocks(), batch()
+    plain = gradients(model, x)
+    model.zero_grad()
+    with on_disk(tmp_path, model):
+        loss = model(x).square().sum()
+    loss.backward()
+    assert equal([p.grad for p in model.parameters() if p.grad is not None], plain)
+
+
+LIMIT = """
+    import resource, signal, sys
+    sys.path[:0] = [{tests!r}]
+    import tenure, torch
+    from offloading import MIB, Keep
+
+    # As a full disk does, but for this process alone.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 * MIB, resource.RLIM_INFINITY))
+    offload = tenure.Offload(target="disk:{folder}", min_bytes=1, **{options!r})
+
+    def step(storages):
+        seen = []
+        with offload:
+            x = torch.ones(1, requires_grad=True)
+            for n in range(storages):
+                x = Keep.apply(x, seen, torch.full((MIB,), float(n)))
+            x.sum().backward()
+        return [tensor[0].item() for tensor in seen] == list(range(storages - 1, -1, -1))
+"""
+
+
+def limited(folder: Path, program: str, **options: Any) -> str:
+    start = LIMIT.format(tests=str(HERE.parent), folder=folder, options=options)
+    return assert_ends_well(start + program)
+
+
+def test_a_full_disk_is_one_clear_error_and_the_next_step_works(tmp_path: Path) -> None:
+    said = limited(
+        tmp_path,
+        """
+    try:
+        for _ in range(5):
+            step(64)
+    except tenure.BudgetError as error:
+        print(error)
+    assert step(1)
+    """,
+    )
+    assert said.startswith(f"cannot offload more to {tmp_path}: File too large after ")
+    assert "free some room there, or give host_full" in said
+
+
+def test_a_full_disk_keeps_on_the_device_what_does_not_fit(tmp_path: Path) -> None:
+    said = limited(
+        tmp_path,
+        """
+    assert all(step(64) for _ in range(5))
+    print(offload.stats().kept["host limit reached"][0] > 0)
+    """,
+        host_full="keep",
+    )
+    assert said.strip() == "True"
+
+
+@needs_real_frees
+def test_the_process_does_not_grow(tmp_path: Path) -> None:
+    grown = assert_ends_well(f"""
+        import sys
+        sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent)!r}]
+        from probes import resident_bytes
+        from test_long import Unsteady
+
+        training = Unsteady("cpu", target="disk:{tmp_path}")
+        training.run(100)
+        before = resident_bytes()
+        training.run(200)
+        print(resident_bytes() - before)
+    """)
+    assert int(grown) < 2 * MIB
+
+
+def test_a_host_limit_is_waited_for_and_not_met_in_backward(tmp_path: Path) -> None:
+    """The disk is slower than the step: 32 MiB go through 4 MiB of host memory."""
+    offload = on_disk(tmp_path, host_limit=4 * MIB)
+    for _ in range(4):
+        seen: list[Tensor] = []
+        with offload:
+            x = torch.ones(1, requires_grad=True)
+            for n in range(32):
+                x = Keep.apply(x, seen, torch.full((MIB // 4,), float(n)))
+            x.sum().backward()
+        assert [tensor[0].item() for tensor in seen] == list(range(31, -1, -1))
+    assert offload.stats().kept == {}
+
+
+def test_a_disk_without_any_room_is_tried_again(tmp_path: Path) -> None:
+    said = limited(
+        tmp_path,
+        """
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    for _ in range(3):
+        try:
+            step(8)
+        except tenure.BudgetError as error:
+            print("full")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    print(step(8))
+    """,
+    )
+    assert said.split()[-1] == "True"
+
+
+def test_the_file_shrinks_when_steps_do(tmp_path: Path) -> None:
+    offload = on_disk(tmp_path)
+    for storages in (32, 32, 2, 2, 2):
+        with offload:
+            x = torch.ones(1, requires_grad=True)
+            for _ in range(storages):
+                x = Keep.apply(x, [], torch.ones(MIB // 4))
+            x.sum().backward()
+    assert offload.stats().file_bytes <= 4 * MIB
