@@ -1,4 +1,7 @@
-"""Every test of Offload ends with an empty ledger: nothing it saved is held any more."""
+"""Every test of Offload begins without garbage, and ends with an empty ledger.
+
+Budgets are for all that a process has on the device: what the test before left would count.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from offloading import drop_graphs
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    gc.collect()
     yield
     if tenure.ledger().leases != 0:
         gc.collect()
