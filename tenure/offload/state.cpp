@@ -349,28 +349,24 @@ at::Tensor State::board(const Saved& saved, const c10::Stream& compute, Sharing 
   if (first && entry.fetched.held()) {
     ahead_ -= std::min<uint64_t>(ahead_, entry.bytes);
   }
+  lane(entry.original.device()).outgoing.set_needed(&entry, false);
   const bool retained = compat::backward_retains_graph();
   if (auto there = entry.original.lock();
       there && !is_released(*there) && (original.defined() || !retained)) {
-    lane(there->device()).outgoing.set_needed(&entry, false);
     ++now_.reused.count;
     now_.reused.bytes += entry.bytes;
     stay_or_go(entry, *there);
     return original.defined() ? original
                               : saved.view_of(std::move(*there), 0, saved.version_.counter());
   }
-  lane(entry.original.device()).outgoing.set_needed(&entry, false);
   const auto storage = fetched(entry, compute, retained ? Sharing::own : sharing);
   return saved.view_of(storage, entry.begin, entry.board);
 }
 
 c10::Storage State::fetched(SavedStorage& entry, const c10::Stream& compute, Sharing sharing) {
   const bool untouched = entry.board.enabled() && entry.board.current_version() == 0;
-  const auto is_original = [&](const c10::Storage& storage) {
-    return StorageRef(storage) == entry.original;
-  };
   std::optional<c10::Storage> there;
-  if (entry.fetched.held() && untouched && !is_original(entry.fetched.storage())) {
+  if (untouched && entry.fetched.held() && StorageRef(entry.fetched.storage()) != entry.original) {
     there = entry.fetched.storage();
   } else if (sharing == Sharing::shared && untouched) {
     there = entry.on_board.lock();

@@ -14,6 +14,7 @@ from torch import Tensor
 import tenure
 from offloading import MIB, Keep, batch, blocks, equal, gradients
 from probes import assert_ends_well, needs_real_frees
+from unsteady import growth
 
 HERE = Path(__file__).parent
 
@@ -167,19 +168,7 @@ def test_a_full_disk_keeps_on_the_device_what_does_not_fit(tmp_path: Path) -> No
 
 @needs_real_frees
 def test_the_process_does_not_grow(tmp_path: Path) -> None:
-    grown = assert_ends_well(f"""
-        import sys
-        sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent)!r}]
-        from probes import resident_bytes
-        from test_long import Unsteady
-
-        training = Unsteady("cpu", target="disk:{tmp_path}")
-        training.run(100)
-        before = resident_bytes()
-        training.run(200)
-        print(resident_bytes() - before)
-    """)
-    assert int(grown) < 2 * MIB
+    assert growth(f"disk:{tmp_path}", 200) < 2 * MIB
 
 
 def test_a_host_limit_is_waited_for_and_not_met_in_backward(tmp_path: Path) -> None:

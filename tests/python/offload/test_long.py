@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import random
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import tenure
-from offloading import MIB, Keep, batch, blocks, drop_graphs, equal, gradients, used
-from probes import assert_ends_well, needs_real_frees
+from offloading import MIB, Keep, drop_graphs, used
+from probes import needs_real_frees
+from unsteady import Unsteady, growth
 
 Fake = ModuleType
 
 STEPS = 10_000
-HERE = Path(__file__).parent
-
-
-class StepFailedError(Exception):
-    pass
 
 
 class Reuse:
@@ -75,42 +69,6 @@ class TestReuseOnADevice(Reuse):
         fake.set_memory_policy(reuse_freed=True, poison_freed=True)
 
 
-class Unsteady:
-    """Training whose shapes change, and which fails now and then, in forward or in backward."""
-
-    def __init__(self, device: str, **options: Any) -> None:
-        self.chance = random.Random(0)
-        self.device = device
-        self.model: nn.Module = blocks(device=device)
-        self.inputs = {rows: batch(rows, device=device) for rows in (16, 24, 32, 48, 64)}
-        self.plain = {rows: gradients(self.model, x) for rows, x in self.inputs.items()}
-        self.offload = tenure.Offload(self.model, min_bytes=1, **options)
-        self.failures = {"forward": 0, "backward": 0}
-        for layer in [*self.model.children()][1:]:  # the first one's input takes no gradient
-            layer.register_forward_hook(lambda *_: self.may_fail("forward"))
-            layer.register_full_backward_hook(lambda *_: self.may_fail("backward"))
-        self.failing = ""
-
-    def may_fail(self, where: str) -> None:
-        if self.failing == where and self.chance.random() < 0.3:
-            self.failures[where] += 1
-            raise StepFailedError
-
-    def step(self) -> None:
-        rows = self.chance.choice(list(self.inputs))
-        self.failing = self.chance.choice(["", "", "forward", "backward"])
-        try:
-            ours = gradients(self.model, self.inputs[rows], self.offload)
-        except StepFailedError:
-            return
-        assert equal(ours, self.plain[rows])
-
-    def run(self, steps: int) -> None:
-        for _ in range(steps):
-            self.step()
-        self.model.zero_grad()
-
-
 @pytest.mark.parametrize("options", [{}, {"streams": 1}, {"streams": 0}, {"budget": MIB // 2}])
 def test_device_and_host_memory_are_flat(fake: Fake, options: dict[str, Any]) -> None:
     training = Unsteady("fake", **options)
@@ -129,16 +87,4 @@ def test_device_and_host_memory_are_flat(fake: Fake, options: dict[str, Any]) ->
 @needs_real_frees
 def test_the_process_does_not_grow() -> None:
     """As the kernel counts it, in a process that does nothing else."""
-    grown = assert_ends_well(f"""
-        import sys
-        sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent)!r}]
-        from probes import resident_bytes
-        from test_long import Unsteady
-
-        training = Unsteady("cpu", target="copy")
-        training.run(100)
-        before = resident_bytes()
-        training.run(300)
-        print(resident_bytes() - before)
-    """)
-    assert int(grown) < MIB
+    assert growth("copy", 300) < MIB
