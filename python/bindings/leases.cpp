@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "holders.h"
 #include <tenure/core/error.h>
 #include <tenure/core/hold.h>
 #include <tenure/core/ledger.h>
@@ -76,6 +77,14 @@ ScopeId id_of(const py::object& scope) {
   return ScopeId{py::cast<uint64_t>(scope.attr("id"))};
 }
 
+std::vector<c10::Storage> storages_of(const Lease* lease) {
+  try {
+    return lease == nullptr ? std::vector<c10::Storage>() : std::vector{lease->storage()};
+  } catch (const tenure::LeaseError&) {
+    return {};  // released
+  }
+}
+
 std::string lease_text(const Lease& lease) {
   const auto row = lease.row();
   if (!row) {
@@ -95,6 +104,9 @@ void bind_leases(py::module_& m) {
   });
 
   py::class_<Lease> lease(m, "Lease");
+  tenure::python::register_holder(reinterpret_cast<PyTypeObject*>(lease.ptr()), [](auto* object) {
+    return storages_of(py::handle(object).cast<const Lease*>());
+  });
   bind_row(lease, row_of);
   lease.def_property_readonly("held", &Lease::held)
       .def(

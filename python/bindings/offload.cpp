@@ -1,5 +1,6 @@
 // Offload: a session, and the two functions that autograd calls for what it saves.
 #include "bindings.h"
+#include "holders.h"
 #include <tenure/core/storage_ref.h>
 #include <tenure/offload/active.h>
 #include <tenure/offload/outgoing.h>
@@ -170,6 +171,10 @@ void bind_offload(py::module_& m) {
       .def("__str__", [](const Stats& self) { return stats_text(self); });
 
   const py::class_<offload::Saved, WithoutGil<offload::Saved>> saved(m, "OffloadSaved");
+  tenure::python::register_holder(reinterpret_cast<PyTypeObject*>(saved.ptr()), [](auto* object) {
+    const auto* mine = py::handle(object).cast<const offload::Saved*>();
+    return mine == nullptr ? std::vector<c10::Storage>() : offload::Session::held(*mine);
+  });
   py::module_::import("atexit").attr("register")(
       py::cpp_function(&offload::stop_letting_go, py::call_guard<py::gil_scoped_release>()));
 

@@ -2,6 +2,7 @@
 
 #include "collector.h"
 #include "frames.h"
+#include "holders.h"
 #include "saved_tensors.h"
 
 #include <ATen/SparseCsrTensorImpl.h>
@@ -187,7 +188,8 @@ class ReferenceGraph::Walk {
     auto* type = Py_TYPE(object);
     if (PyObject_IS_GC(object) != 0 ||
         (ndarray_ != nullptr && PyType_IsSubtype(type, ndarray_) != 0) || type == THPStorageClass ||
-        PyObject_TypeCheck(object, THPStorageClass) || type == saved_tensor_type()) {
+        PyObject_TypeCheck(object, THPStorageClass) || type == saved_tensor_type() ||
+        holder(type) != nullptr) {
       out_.graph_.refer(NodeKind::object, object);
     }
   }
@@ -196,13 +198,18 @@ class ReferenceGraph::Walk {
       out_.graph_.refer(NodeKind::tensor, tensor);
     }
   }
-  void refer(const torch::autograd::SavedVariable& saved) {
+  // Returns what was saved: a tensor, or what a hook has made of it.
+  const void* refer(const torch::autograd::SavedVariable& saved) {
     if (const auto tensor = saved.get_raw_data(); tensor && tensor->defined()) {
       refer(*tensor);
-    } else if (const auto hook = saved.retrieve_unpack_hook_data()) {
+      return tensor->unsafeGetTensorImpl();
+    }
+    if (const auto hook = saved.retrieve_unpack_hook_data()) {
       refer(hook->first.ptr(getPyInterpreter()));
       refer(hook->second.ptr(getPyInterpreter()));
+      return hook->second.ptr(getPyInterpreter());
     }
+    return nullptr;
   }
   void refer(const at::Tensor& tensor) { refer(tensor.unsafeGetTensorImpl()); }
 
@@ -240,6 +247,12 @@ class ReferenceGraph::Walk {
     }
     if (type == saved_tensor_type()) {
       refer(saved_in(object));
+      return;
+    }
+    if (const auto held_by = holder(type)) {
+      for (const auto& storage : held_by(object)) {
+        out_.graph_.refer(NodeKind::storage, storage.unsafeGetStorageImpl());
+      }
       return;
     }
     if (PyObject_TypeCheck(object, &THPFunctionType)) {
@@ -347,9 +360,8 @@ class ReferenceGraph::Walk {
 
   void expand_saved(uint32_t number, Node& node) {
     const bool told = each_saved(node, [&](const char* name, const auto& saved) {
-      refer(saved);
-      if (const auto tensor = saved.get_raw_data(); tensor && tensor->defined()) {
-        out_.saved_.push_back({number, tensor->unsafeGetTensorImpl(), name});
+      if (const auto* what = refer(saved)) {
+        out_.saved_.push_back({number, what, name});
       }
     });
     if (!told) {
@@ -486,10 +498,10 @@ bool ReferenceGraph::collectable(const std::vector<uint32_t>& cycle) const {
   });
 }
 
-std::string ReferenceGraph::saved_name(uint32_t node, const void* tensor) const {
+std::string ReferenceGraph::saved_name(uint32_t node, const void* what) const {
   std::string out;
   for (const auto& saved : std::ranges::equal_range(saved_, node, {}, &Saved::node)) {
-    if (saved.tensor == tensor) {
+    if (saved.what == what) {
       out += (out.empty() ? "" : "/") + std::string(saved.name);
     }
   }

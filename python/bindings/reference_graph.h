@@ -61,8 +61,8 @@ class ReferenceGraph {
  private:
   class Walk;
   void keep();
-  // The name under which an autograd node saved a tensor, "" if it did not.
-  std::string saved_name(uint32_t node, const void* tensor) const;
+  // The name under which an autograd node saved something, "" if it did not.
+  std::string saved_name(uint32_t node, const void* what) const;
   pybind11::tuple describe(uint32_t node, const void* next) const;
 
   inspect::Graph graph_;
@@ -71,7 +71,7 @@ class ReferenceGraph {
   std::vector<uint32_t> storages_;
   struct Saved {
     uint32_t node;
-    const void* tensor;
+    const void* what;  // a tensor, or the object that a hook has made of it
     const char* name;
   };
   std::vector<Saved> saved_;                 // ordered by node

@@ -14,24 +14,30 @@
 #include <utility>
 #include <vector>
 
+namespace c10 {
+struct StorageImpl;
+}
+
 namespace tenure {
 
 class StorageRef;
 
 // Every function may be left empty.
 struct Part {
-  std::string name;              // "offload"
-  std::vector<OwnerKind> kinds;  // the kinds of owner under which it takes leases
+  std::string name;                // "offload"
+  std::vector<OwnerKind> kinds{};  // the kinds of owner under which it takes leases
   // Figures by name, in the unit that the name ends in: {"moved_bytes", 4096}.
-  std::function<std::vector<std::pair<std::string, int64_t>>()> stats;
+  std::function<std::vector<std::pair<std::string, int64_t>>()> stats{};
   // Whether the storage's lifetime is this part's business, leased or not.
-  std::function<bool(const StorageRef&)> owns;
+  std::function<bool(const StorageRef&)> owns{};
   // Writes what it would want to see after a crash, as lines of text.
-  std::function<void(std::ostream&)> dump;
+  std::function<void(std::ostream&)> dump{};
   // Who holds the storage, outermost last, one line each.
-  std::function<std::vector<std::string>(const StorageRef&)> holders;
+  std::function<std::vector<std::string>(const StorageRef&)> holders{};
   // Who made the storage, on one line: "model.layers.3.mlp aten::mm". Empty if it does not know.
-  std::function<std::string(const StorageRef&)> origin;
+  std::function<std::string(const StorageRef&)> origin{};
+  // Another part has copied a storage to the host, into memory of its own: `copy` stands for it.
+  std::function<void(c10::StorageImpl& copy, const StorageRef& original)> copied{};
 };
 
 // Keeps a part registered; ends with this object. A call that is in flight may still finish.

@@ -3,6 +3,7 @@
 #include <tenure/core/error.h>
 #include <tenure/core/fork.h>
 #include <tenure/core/storage_ref.h>
+#include <tenure/core/text.h>
 #include <tenure/core/ticks.h>
 #include <tenure/core/torch_compat.h>
 #include <tenure/inspect/frames.h>
@@ -345,12 +346,12 @@ struct Foreign {
   using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
   struct Known {
     Weak storage;
-    bool shared;
+    Observer::Memory memory;
   };
   Foreign() { protect_across_fork(mutex); }
 
   // Returns whether it is new.
-  bool add(c10::StorageImpl& storage, bool is_shared) {
+  bool add(c10::StorageImpl& storage, Observer::Memory memory) {
     const auto* data = storage._mutable_data_ptr_no_checks().get();
     if (data == nullptr || storage.device_type() != c10::DeviceType::CPU || table().find(data)) {
       return false;
@@ -364,8 +365,8 @@ struct Foreign {
       storages.erase(before);
     }
     Weak weak(c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(&storage));
-    storages.emplace(data, Known{std::move(weak), is_shared});
-    (is_shared ? shared : heap) += static_cast<int64_t>(storage.nbytes());
+    storages.emplace(data, Known{std::move(weak), memory});
+    in(memory) += static_cast<int64_t>(storage.nbytes());
     return true;
   }
 
@@ -374,14 +375,16 @@ struct Foreign {
     if (known.storage.use_count() > 0) {
       return false;
     }
-    const auto bytes = record_death(known.storage._unsafe_get_target());
-    (known.shared ? shared : heap) -= static_cast<int64_t>(bytes.value_or(0));
+    const auto gone = record_death(known.storage._unsafe_get_target());
+    in(known.memory) -= static_cast<int64_t>(gone.value_or(0));
     return true;
   }
 
+  int64_t& in(Observer::Memory memory) { return bytes[static_cast<size_t>(memory)]; }
+
   std::mutex mutex;
   std::unordered_map<const void*, Known> storages;  // by the memory's address
-  int64_t shared = 0, heap = 0;                     // bytes
+  std::array<int64_t, 3> bytes{};                   // by Memory
 };
 
 Foreign& foreign() {
@@ -534,17 +537,32 @@ bool Observer::welcome(c10::StorageImpl& storage) {
 }
 
 void Observer::welcome_foreign(c10::StorageImpl& storage, Memory memory) {
-  if (tracing() && foreign().add(storage, memory == Memory::shared)) {
+  if (tracing() && foreign().add(storage, memory)) {
     record_birth(&storage, storage.nbytes(), 0);
   }
 }
 
 void Observer::find_foreign(c10::StorageImpl& storage) {
-  if (tracing() && foreign().add(storage, false)) {
+  if (tracing() && foreign().add(storage, Memory::heap)) {
     const auto origin = intern(Origin{.site = tenure::intern("memory of another library's")});
     table().born(&storage, storage.nbytes(), current_step.load(std::memory_order_relaxed), origin,
                  0);
   }
+}
+
+void Observer::welcome_copy(c10::StorageImpl& copy, const StorageRef& original) {
+  const auto source = original.lock();
+  if (!tracing() || !source ||
+      !foreign().add(copy, original.device().is_cpu() ? Memory::heap : Memory::pinned)) {
+    return;
+  }
+  const auto birth = table().find(source->data());
+  auto origin = birth ? origin_of(birth->origin) : Origin{};
+  origin.op = tenure::intern(text(name_of(origin.op), origin.op == NameId::none ? "" : ", ",
+                                  "on the host, from ", original.device().str()));
+  origin.device = 0;
+  table().born(&copy, copy.nbytes(), current_step.load(std::memory_order_relaxed), intern(origin),
+               0);
 }
 
 void Observer::sweep() {
@@ -556,16 +574,23 @@ void Observer::sweep() {
 int64_t Observer::shared_bytes() const {
   auto& known = foreign();
   std::lock_guard lock(known.mutex);
-  return known.shared;
+  return known.in(Memory::shared);
+}
+
+int64_t Observer::pinned_bytes() const {
+  auto& known = foreign();
+  std::lock_guard lock(known.mutex);
+  return known.in(Memory::pinned);
 }
 
 int64_t Observer::malloced_bytes() const {
   auto& known = foreign();
   std::lock_guard lock(known.mutex);
   if (!cpu_allocator().in_malloc()) {
-    return known.heap;
+    return known.in(Memory::heap);
   }
-  return std::max<int64_t>(0, table().flow().bytes - device_bytes() - known.shared);
+  return std::max<int64_t>(0, table().flow().bytes - device_bytes() - known.in(Memory::shared) -
+                                  known.in(Memory::pinned));
 }
 
 BirthTable& Observer::births() { return table(); }

@@ -15,6 +15,10 @@
 
 #include <cstdint>
 
+namespace tenure {
+class StorageRef;
+}
+
 namespace tenure::inspect {
 
 enum class Level : uint8_t {
@@ -50,13 +54,16 @@ class Observer {
   // The same for one whose memory no allocator of torch's made and whose death nobody tells: it is
   // found gone by sweep(). Known by the address of the StorageImpl, which lasts until then. One
   // that is known already, or whose memory is, stays as it is.
-  enum class Memory : uint8_t { heap, shared };
+  enum class Memory : uint8_t { heap, shared, pinned };
   void welcome_foreign(c10::StorageImpl& storage, Memory memory);
   // The same for one that was found later, so that its line is not known.
   void find_foreign(c10::StorageImpl& storage);
+  // The same for one that a part of Tenure's copied another one to: it was made where that was.
+  void welcome_copy(c10::StorageImpl& copy, const StorageRef& original);
   void sweep();
-  // Of those, what lies in shared memory.
+  // Of those, what lies in shared memory, and in pinned memory.
   int64_t shared_bytes() const;
+  int64_t pinned_bytes() const;
   // Bytes of storages that lie in malloc's heap: on the CPU all, or those of other libraries alone.
   int64_t malloced_bytes() const;
 

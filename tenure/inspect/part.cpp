@@ -24,14 +24,10 @@ std::string origin_text(const StorageRef& ref) {
 
 void register_inspect() {
   // Leaked: whoever asks may ask late.
-  static const auto* const registration =
-      new PartRegistration(register_part({.name = "inspect",
-                                          .kinds = {},
-                                          .stats = {},
-                                          .owns = {},
-                                          .dump = {},
-                                          .holders = {},
-                                          .origin = origin_text}));
+  static const auto* const registration = new PartRegistration(register_part(
+      {.name = "inspect", .origin = origin_text, .copied = [](auto& copy, const auto& original) {
+         observer().welcome_copy(copy, original);
+       }}));
   (void)registration;
 }
 

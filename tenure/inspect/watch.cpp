@@ -85,6 +85,10 @@ struct Watch::State {
     if (row.shared) {
       row.shared = std::max<int64_t>(0, *row.shared - observer().shared_bytes());
     }
+    const auto all_pinned = row.pinned.value_or(0);
+    if (row.pinned) {
+      row.pinned = std::max<int64_t>(0, *row.pinned - observer().pinned_bytes());
+    }
     auto& births = observer().births();
     const auto flow = births.flow();
     births.start_interval();
@@ -106,9 +110,9 @@ struct Watch::State {
     row.heap_free = heap_free;
     if (!observer().storages_are_malloced()) {
       const auto on_host = flow.bytes - observer().device_bytes() - observer().shared_bytes() -
-                           observer().malloced_bytes();
+                           observer().pinned_bytes() - observer().malloced_bytes();
       row.reserve = std::max<int64_t>(0, row.rss - row.files.value_or(0) - heap_bytes - heap_free -
-                                             std::max<int64_t>(0, on_host));
+                                             all_pinned - std::max<int64_t>(0, on_host));
     }
     if (!children.empty() && children_time <= row.seconds * kChildrenShare) {
       const auto asked = SteadyClock::now();

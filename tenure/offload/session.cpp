@@ -35,6 +35,15 @@ at::Tensor Session::unpack(const Saved& saved, Sharing sharing) {
   return saved.state_->unpack(saved, sharing);
 }
 
+std::vector<c10::Storage> Session::held(const Saved& saved) {
+  if (saved.passed_.defined()) {
+    return saved.passed_.has_storage() ? std::vector{saved.passed_.storage()}
+                                       : std::vector<c10::Storage>();
+  }
+  return saved.storage_ == nullptr ? std::vector<c10::Storage>()
+                                   : saved.state_->held(*saved.storage_);
+}
+
 void Session::settle() { state_->settle(); }
 Stats Session::stats() const { return state_->stats(); }
 const Options& Session::options() const { return state_->options; }

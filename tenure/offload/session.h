@@ -62,6 +62,9 @@ class Session {
   // For autograd's hooks. `known`: why the caller wants the tensor kept.
   Saved pack(const at::Tensor& tensor, std::optional<Kept> known = {});
   static at::Tensor unpack(const Saved& saved, Sharing sharing = Sharing::shared);
+  // The storages that it keeps alive, on the device or on the host. Does not wait: what another
+  // thread has in its hands at this moment is left out.
+  static std::vector<c10::Storage> held(const Saved& saved);
 
   // Lets go what has been copied. Nobody needs to call it: a thread does the same.
   void settle();

@@ -261,6 +261,7 @@ void State::move_out(SavedStorage& entry, const c10::Storage& storage) {
     auto copy = room_for(entry);
     entry.left = lane.copier.out(storage, entry.begin, copy, entry.compute);
     now_.most_host_bytes = std::max(now_.most_host_bytes, lane.pool->held());
+    tell_of_copy(entry, copy);
     if (disk_ != nullptr) {
       entry.rest = disk_->put(std::move(copy), entry.left);
     } else {
@@ -542,6 +543,35 @@ void State::count(Kept why, uint64_t bytes) {
   auto& kept = now_.kept[static_cast<size_t>(why)];
   ++kept.count;
   kept.bytes += bytes;
+}
+
+std::vector<c10::Storage> State::held(const SavedStorage& entry) {
+  std::vector<c10::Storage> out;
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) {
+    return out;
+  }
+  for (const auto* lease : {&entry.kept, &entry.fetched}) {
+    if (lease->held()) {
+      out.push_back(lease->storage());
+    }
+  }
+  try {
+    entry.host.for_each_piece(
+        [&](const c10::Storage& piece, const HostPool::Busy&) { out.push_back(piece); });
+  } catch (const LeaseError&) {  // NOLINT(bugprone-empty-catch): a scope has released it
+  }
+  return out;
+}
+
+void State::tell_of_copy(const SavedStorage& entry, const HostCopy& copy) {
+  for (const auto& part : parts()) {
+    if (part->copied) {
+      copy.for_each_piece([&](const c10::Storage& piece, const HostPool::Busy&) {
+        part->copied(*piece.unsafeGetStorageImpl(), entry.original);
+      });
+    }
+  }
 }
 
 // Who made it, where someone watches that, and the device it is from.

@@ -57,6 +57,8 @@ class State : public std::enable_shared_from_this<State> {
   at::Tensor unpack(const Saved& saved, Sharing sharing);
   void settle();
   Stats stats();
+  // What it keeps alive; nothing while another thread is in the middle of something.
+  std::vector<c10::Storage> held(const SavedStorage& entry);
 
  private:
   using Entry = std::shared_ptr<SavedStorage>;
@@ -105,6 +107,7 @@ class State : public std::enable_shared_from_this<State> {
   Lane& lane(c10::Device device);
   Totals totals() const;
   static void name_owners(SavedStorage& entry);
+  static void tell_of_copy(const SavedStorage& entry, const HostCopy& copy);
 
   uint32_t process_ = fork_generation();
   bool of_cpu_;  // tensors on the CPU are moved, not those on the accelerator

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tenure import _C
 from tenure.inspect import source
 
 __all__ = [
@@ -201,8 +202,12 @@ def _graph(elements: Sequence[Element], at: int) -> tuple[int, Hop]:
             what += " variable" if what == "AccumulateGrad" else f" saved {last[3]}".rstrip()
         elif kind == "object" and isinstance(shown, torch.autograd.function.BackwardCFunction):
             what = f"{type(shown).__name__.removesuffix('Backward')} ctx"
+        elif kind == "object" and isinstance(shown, dict):
+            what += " hook"
         elif kind == "object":
-            what += " hook" if isinstance(shown, dict) else " saved, packed by saved_tensors_hooks"
+            saved = f" saved {last[3]}".rstrip()
+            by = "" if isinstance(shown, _C.OffloadSaved) else ", packed by saved_tensors_hooks"
+            what += saved + by
     size = f"graph ({nodes} nodes) → " if nodes > 1 else "graph → "
     return nodes, Hop("graph", size + what)
 
@@ -230,6 +235,10 @@ def _out_of_object(elements: Sequence[Element], at: int) -> tuple[int, Hop | Non
             return 1, None  # the tensor itself
         name = _key_of(getattr(owner, "__dict__", {}), _value(elements, at + 2)) or ""
         return 2, Hop("attribute", f".{name or '?'} of a tensor", name)
+    if isinstance(owner, _C.OffloadSaved):
+        return 1, Hop("lease", "tenure.Offload")
+    if isinstance(owner, _C.Lease):
+        return 1, Hop("lease", f"lease of {owner.owner!r}" if owner.held else "a lease")
     if elements[at + 1][0] != "object":
         what = "ctx" if isinstance(owner, torch.autograd.function.FunctionCtx) else None
         return 1, Hop("object", f"{_type_name(owner)} {what}" if what else _type_name(owner))

@@ -245,12 +245,14 @@ class Session:
             self._judge()
 
     def _mark_kinds(self) -> None:
-        """Writes down what is a parameter, a gradient, or an optimizer's."""
-        if self.recording is None or _C.observed_level() == "count":
+        """Names modules, and writes down what is a parameter, a gradient, or an optimizer's."""
+        if _C.observed_level() == "count":
             return
         began = time.perf_counter()
         try:
-            self._watch.mark(marked_tensors())
+            name_modules()
+            if self.recording is not None:
+                self._watch.mark(marked_tensors())
         except Exception as error:  # noqa: BLE001  the program goes on, whatever it is made of
             self._watch.note("error", f"kinds of storages: {type(error).__name__}")
         self._watch.spend(time.perf_counter() - began)

@@ -268,17 +268,10 @@ TEST(Explain, AsksThePartsWhoHoldsIt) {
   const auto x = tensor_of(1000);
   const StorageRef ref(x);
   const auto registration =
-      register_part({.name = "inspect",
-                     .kinds = {},
-                     .stats = {},
-                     .owns = {},
-                     .dump = {},
-                     .holders =
-                         [&](const StorageRef& asked) {
-                           EXPECT_EQ(asked, ref);
-                           return std::vector<std::string>{"a global, 'cache'"};
-                         },
-                     .origin = {}});
+      register_part({.name = "inspect", .holders = [&](const StorageRef& asked) {
+                       EXPECT_EQ(asked, ref);
+                       return std::vector<std::string>{"a global, 'cache'"};
+                     }});
   const auto found = explain(x);
   EXPECT_EQ(found.held_by, std::vector<std::string>{"inspect: a global, 'cache'"});
   EXPECT_NE(found.text().find("\n  inspect: a global, 'cache'"), std::string::npos);

@@ -16,10 +16,7 @@ Part part(std::string name) {
       .name = std::move(name),
       .kinds = {OwnerKind::host_copy},
       .stats = [] { return std::vector<std::pair<std::string, int64_t>>{{"moved_bytes", 4096}}; },
-      .owns = {},
-      .dump = [](std::ostream& out) { out << "state\n"; },
-      .holders = {},
-      .origin = {}};
+      .dump = [](std::ostream& out) { out << "state\n"; }};
 }
 
 TEST(Part, IsFoundByNameWhileItIsRegistered) {
