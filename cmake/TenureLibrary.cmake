@@ -27,6 +27,12 @@ if(NOT TENURE_PORTABLE)
 endif()
 set_target_properties(tenure PROPERTIES INSTALL_RPATH "${tenure_rpath}")
 
+# A wheel brings it along, for machines that have none: see _guard.py.
+if(TENURE_PORTABLE AND TENURE_HAVE_SQLITE)
+  file(REAL_PATH ${SQLite3_LIBRARY} sqlite)
+  install(FILES ${sqlite} DESTINATION lib/beside RENAME libsqlite3.so.0)
+endif()
+
 # Always lib/, never lib64/: the package's folder is looked into by name.
 install(TARGETS tenure EXPORT TenureTargets LIBRARY DESTINATION lib)
 foreach(header IN LISTS TENURE_HEADERS)

@@ -33,7 +33,8 @@ Level level_named(const std::string& name) {
   if (name == "deep") {
     return Level::deep;
   }
-  throw tenure::InputError(tenure::text("unknown level '", tenure::front_of(name, 64),
+  throw tenure::InputError(tenure::text("unknown level '",
+                                        tenure::fitting(tenure::front_of(name, 64)),
                                         "': use 'count', 'trace' or 'deep'"));
 }
 

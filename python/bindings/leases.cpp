@@ -19,6 +19,9 @@ namespace {
 
 LeaseRow row_of(const Lease& lease) {
   const auto row = lease.row();
+  if (lease.inherited()) {
+    throw tenure::LeaseError("this lease is the parent process's: hold the tensor again to ask");
+  }
   if (!row) {
     throw tenure::LeaseError("this lease was released: hold the tensor again to ask about it");
   }
@@ -97,13 +100,16 @@ std::string lease_text(const Lease& lease) {
 }  // namespace
 
 void bind_leases(py::module_& m) {
-  py::class_<LeaseRow> row(m, "LeaseInfo");
+  py::class_<LeaseRow> row(m, "LeaseInfo", "A lease, as it was when it was asked for.");
   bind_row(row, [](const LeaseRow& self) { return self; });
   row.def("__repr__", [](const LeaseRow& self) {
     return "<tenure.LeaseInfo: " + tenure::owner_text(self.owner) + ">";
   });
 
-  py::class_<Lease> lease(m, "Lease");
+  py::class_<Lease> lease(
+      m, "Lease",
+      "Keeps a tensor's storage alive until it is released, its scope ends, or it goes.\n\n"
+      "Made by tenure.hold(); a `with` block releases it at its end.");
   tenure::python::register_holder(reinterpret_cast<PyTypeObject*>(lease.ptr()), [](auto* object) {
     return storages_of(py::handle(object).cast<const Lease*>());
   });
@@ -112,6 +118,9 @@ void bind_leases(py::module_& m) {
       .def(
           "release",
           [](Lease& self, const std::optional<tenure::Fence>& after) {
+            if (self.inherited()) {
+              return;  // a forked child has nothing to release
+            }
             if (!self.held()) {
               throw tenure::LeaseError(
                   "this lease was released before, by a call or by the end of its scope: release a "
@@ -131,7 +140,11 @@ void bind_leases(py::module_& m) {
           },
           py::arg("scope"))
       .def("storage", &Lease::storage)
-      .def("__enter__", [](py::object self) { return self; })
+      .def("__enter__",
+           [](py::object self) {
+             row_of(self.cast<const Lease&>());  // or raises
+             return self;
+           })
       .def("__exit__",
            [](Lease& self, const py::args& /*exception*/) { release_without_gil(self); })
       .def("__repr__", &lease_text);

@@ -62,6 +62,10 @@ std::string local_name(const RunningFrame& frame, const void* value) {
 }  // namespace
 
 size_t bytes_of(const c10::StorageImpl& storage) {
+  // NOLINTNEXTLINE(*-const-cast): the other ways to ask raise for one whose data was released
+  if (const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks().get() == nullptr) {
+    return 0;
+  }
   const auto bytes = storage.sym_nbytes().maybe_as_int();
   return bytes ? static_cast<size_t>(*bytes) : 0;
 }

@@ -1,5 +1,6 @@
 // What Python asks of the graph of references.
 #include "bindings.h"
+#include "holders.h"
 #include "reference_graph.h"
 #include "threads.h"
 #include <tenure/core/ledger.h>
@@ -104,19 +105,24 @@ class References {
     return {all().graph().referrers(node), all().use_count(node)};
   }
 
-  // References to the storage and to the tensors on it that nobody found: C++ code has them.
+  // References to the storage and to the tensors on it that nobody found, and that are not leases:
+  // C++ code has them.
   size_t unseen(uint32_t node) const {
     const auto missing = [&](uint32_t at) {
       const auto [found, actual] = counts(at);
       return actual > found ? actual - found : 0;
     };
-    size_t out = missing(node);
-    for (const auto holder : referring_to(node)) {
-      if (all().graph().kind(holder) == tenure::inspect::NodeKind::tensor) {
-        out += missing(holder);
+    size_t tensors = 0;
+    size_t leases = tenure::ledger().leases().rows_of(&all().storage(node)).size();
+    for (const auto from : all().graph().referring_to(node)) {
+      if (all().graph().kind(from) == tenure::inspect::NodeKind::tensor) {
+        tensors += missing(from);
+      } else if (is_lease(from) && leases > 0) {
+        --leases;
       }
     }
-    return out;
+    const auto own = missing(node);
+    return tensors + (own > leases ? own - leases : 0);
   }
 
   // Whether a root reaches it, the way, the cycle, and whether Python's collector can free that.
@@ -188,8 +194,11 @@ class References {
     return out;
   }
 
+  // But for leases, of which the ledger tells.
   std::vector<uint32_t> referring_to(uint32_t node) const {
-    return all().graph().referring_to(node);
+    auto found = all().graph().referring_to(node);
+    std::erase_if(found, [&](uint32_t from) { return is_lease(from); });
+    return found;
   }
 
   std::optional<uint32_t> node_of(const at::Tensor& tensor) const {
@@ -197,16 +206,13 @@ class References {
     return node == Graph::kNone ? std::nullopt : std::optional(node);
   }
 
-  py::list leases(uint32_t node) const {
-    py::list out;
-    for (const auto& row : tenure::ledger().leases().rows_of(&all().storage(node))) {
-      out.append(tenure::owner_text(row.owner) + ", scope " +
-                 tenure::ledger().scopes().path(row.scope));
-    }
-    return out;
+ private:
+  bool is_lease(uint32_t node) const {
+    const auto* object = static_cast<const PyObject*>(all().graph().object(node));
+    return all().graph().kind(node) == tenure::inspect::NodeKind::object &&
+           tenure::python::holder(Py_TYPE(object)) != nullptr;
   }
 
- private:
   const tenure::python::ReferenceGraph& all() const {
     if (!found_) {
       throw std::logic_error("References are there inside a with statement only");
@@ -275,6 +281,5 @@ void bind_references(py::module_& m) {
       .def("cycles", &References::cycles, py::arg("most"))
       .def("by_beginning", &References::by_beginning)
       .def("referring_to", &References::referring_to, py::arg("node"))
-      .def("node_of", &References::node_of, py::arg("tensor"))
-      .def("leases", &References::leases, py::arg("node"));
+      .def("node_of", &References::node_of, py::arg("tensor"));
 }

@@ -23,7 +23,10 @@ StorageRef no_ref(const py::object& other) {
 }
 
 void bind_ref(py::module_& m) {
-  py::class_<StorageRef>(m, "StorageRef")
+  py::class_<StorageRef>(m, "StorageRef",
+                         "Which storage a tensor is on, without keeping it alive.\n\n"
+                         "Equal only to references to the same storage, also after it has gone and "
+                         "its memory\nis another one's.")
       .def(py::init<const at::Tensor&>(), py::arg("tensor"))
       .def(py::init<const c10::Storage&>(), py::arg("storage"))
       .def(py::init(&no_ref), py::arg("other"))
@@ -34,13 +37,19 @@ void bind_ref(py::module_& m) {
       .def("__eq__", [](const StorageRef& self, const StorageRef& other) { return self == other; })
       .def("__eq__", [](const StorageRef& /*self*/, const py::object& /*other*/) { return false; })
       .def("__hash__", &StorageRef::hash)
+      .def("__copy__", [](const StorageRef& self) { return self; })
+      .def(
+          "__deepcopy__", [](const StorageRef& self, const py::dict& /*memo*/) { return self; },
+          py::arg("memo"))
       .def("__repr__",
            [](const StorageRef& self) { return "<tenure.StorageRef: " + self.text() + ">"; });
 }
 
 void bind_fence(py::module_& m) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
-  py::class_<Fence>(m, "Fence")
+  py::class_<Fence>(m, "Fence",
+                    "A point in a device's work: ready when all that was queued before it is done."
+                    "\n\nOn the CPU a fence is ready at once.")
       .def(py::init<>())
       .def_static(
           "record", [](const c10::Stream& stream) { return Fence::record(stream); },
@@ -93,6 +102,7 @@ void bind_storage(py::module_& m) {
         }
       },
       py::arg("tensor"), py::arg("source"), py::call_guard<py::gil_scoped_release>());
+  m.def("released_text", &tenure::released_text, py::arg("storage"));
   m.def(
       "is_released",
       [](const at::Tensor& tensor) {

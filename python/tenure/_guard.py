@@ -6,6 +6,8 @@ here imports torch or the extension.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -27,7 +29,7 @@ def check() -> None:
             f"Tenure is not built for Python {python} in {_PACKAGE}: run {_rebuild()}"
         )
 
-    from tenure._build import TORCH_VERSION, VERSION
+    from tenure._build import HAVE, TORCH_VERSION, VERSION
 
     built = _minor(TORCH_VERSION)
     installed = _installed_torch()
@@ -41,6 +43,24 @@ def check() -> None:
             f"Tenure {VERSION} was built against torch {built} and cannot use the torch "
             f"{installed} installed here: run {_rebuild()}"
         )
+    if HAVE["sqlite"]:
+        _load_sqlite()
+
+
+def _load_sqlite() -> None:
+    """Loads the system's SQLite, else the one that a wheel brings along.
+
+    Not the other way round: Python's own sqlite3 would get ours then.
+    """
+    name = "libsqlite3.so.0"
+    for library in (name, str(_PACKAGE / "lib" / "beside" / name)):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(library)
+            return
+    raise ImportError(
+        f"Tenure was built with SQLite and there is no {name} here: install the package that has "
+        f"it (Debian: libsqlite3-0), or without it run {_rebuild()}"
+    )
 
 
 def _minor(version: str) -> str:
@@ -50,7 +70,9 @@ def _minor(version: str) -> str:
 def _installed_torch() -> str | None:
     """The version of the torch that `import torch` gives, read without importing it."""
     if "torch" in sys.modules:
-        return str(sys.modules["torch"].__version__)
+        # None where importing it is forbidden.
+        version = getattr(sys.modules["torch"], "__version__", None)
+        return None if version is None else str(version)
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None

@@ -14,6 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from tenure.inspect.recordings import Found
+    from tenure.report.diff import Run
 
 Level = Enum("Level", {"count": "count", "trace": "trace", "deep": "deep"})
 ExportForm = Enum("ExportForm", {"csv": "csv", "trace": "trace", "snapshot": "snapshot"})
@@ -275,11 +276,11 @@ def why(
     with _one_line_errors():
         found = _say_what_is_left_out([recordings])
         if storage is not None:
-            typer.echo(command.why_one(found, storage))
+            typer.echo(_plain(command.why_one(found, storage)))
             return
         with _progress() as progress:
             verdict = reading.judge(found, progress)
-        typer.echo(_as_json(verdict) if json else command.why_all(verdict))
+        typer.echo(_as_json(verdict) if json else _plain(command.why_all(verdict)))
 
 
 @app.command()
@@ -310,21 +311,22 @@ def check(
         found = _say_what_is_left_out(recordings)
         with _progress() as progress:
             verdict = reading.judge(found, progress)
-        typer.echo(_as_json(verdict) if json else verdicts.first_screen(verdict))
+        typer.echo(_as_json(verdict) if json else _plain(verdicts.first_screen(verdict)))
         code = command.CODES[verdict["verdict"]]
         if limit is not None:
             reached, rank = reading.peak_of(found)
             if reached > limit:
-                typer.echo(f"peak {reached:,} bytes on rank {rank}, over {limit:,}", err=json)
+                over = f"peak {reached:,} bytes on rank {rank}, over {limit:,}"
+                typer.echo(_plain(over), err=json)
                 code = 1
         if baseline:
             from tenure.report import diff
 
-            good = diff.run_of([baseline], verdicts.shown_path(baseline))
+            good = _run_of(baseline)
             this = diff.run_of(found, "", verdict)
             worse = diff.over_baseline(good, this, tolerance)
             if worse:
-                typer.echo(worse, err=json)
+                typer.echo(_plain(worse), err=json)
                 code = 1
     raise typer.Exit(code)
 
@@ -347,7 +349,8 @@ def report(
         found = _say_what_is_left_out(recordings)
         with _progress() as progress:
             made = command.report(found, out, progress, ", ".join(map(shown_path, recordings)))
-        typer.echo(f"written to {shown_path(made)} ({made.stat().st_size / 1e6:.1f} MB)")
+        size = f" ({made.stat().st_size / 1e6:.1f} MB)" if made.is_file() else ""
+        typer.echo(_plain(f"written to {shown_path(made)}{size}"))
 
 
 @app.command()
@@ -360,12 +363,11 @@ def diff(
 
     tenure diff main.tenure branch.tenure
     """
-    from tenure.inspect.verdicts import shown_path
     from tenure.report import diff as command
 
     with _one_line_errors():
-        runs = [command.run_of([path], shown_path(path)) for path in (before, after)]
-        typer.echo(_as_json(command.compared(*runs)) if json else command.text_of(*runs))
+        runs = [_run_of(path) for path in (before, after)]
+        typer.echo(_as_json(command.compared(*runs)) if json else _plain(command.text_of(*runs)))
 
 
 _EXPORTS = {"csv": "tenure-csv", "trace": "tenure-trace.json", "snapshot": "tenure-snapshot.pickle"}
@@ -383,9 +385,9 @@ def export(
         ),
     ],
     out: Annotated[
-        str,
+        str | None,
         typer.Option("--out", help="File to write; with csv a folder.", show_default=False),
-    ] = "",
+    ] = None,
     rank: Annotated[
         int | None, typer.Option(help="This one only; a snapshot has one rank, the lowest.")
     ] = None,
@@ -402,8 +404,9 @@ def export(
         found = _say_what_is_left_out(recordings)
         for why in found.broken.values():
             say(why)
-        made = command.export(found.files, form.value, out or _EXPORTS[form.value], rank)
-        typer.echo("\n".join(f"written to {shown_path(path)}" for path in made))
+        place = _EXPORTS[form.value] if out is None else out
+        made = command.export(found, form.value, place, rank)
+        typer.echo(_plain("\n".join(f"written to {shown_path(path)}" for path in made)))
 
 
 def _say_what_is_left_out(recordings: list[str]) -> Found:
@@ -417,6 +420,21 @@ def _say_what_is_left_out(recordings: list[str]) -> Found:
         many = "recording" if earlier == 1 else "recordings"
         say(f"{earlier} {many} of earlier runs left out: name the files to see them")
     return found
+
+
+def _run_of(path: str) -> Run:
+    """One of two runs that are compared, after saying what is left out of it."""
+    from tenure.inspect import recordings as reading
+    from tenure.inspect.options import say
+    from tenure.inspect.verdicts import shown_path
+    from tenure.report import diff
+
+    found = _say_what_is_left_out([path])
+    with _progress() as progress:
+        verdict = reading.judge(found, progress)
+    for one in verdict["left_out"]:
+        say(f"left out: {one['why']}")
+    return diff.run_of(found, shown_path(path), verdict)
 
 
 @contextmanager
@@ -441,6 +459,12 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         yield show
 
 
+def _plain(text: str) -> str:
+    from tenure.inspect.words import plain
+
+    return plain(text)
+
+
 def _as_json(verdict: dict[str, Any]) -> str:
     import json
 
@@ -454,7 +478,7 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        typer.echo(f"tenure: {error}", err=True)
+        typer.echo(_plain(f"tenure: {error}"), err=True)
         raise typer.Exit(2) from None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from tenure import _C, _inputs, _site
 from tenure._C import Fence, StorageRef
-from tenure.errors import InputError
+from tenure.errors import InputError, UseAfterRelease
 
 __all__ = ["Fence", "StorageRef", "is_released", "need_tensor", "refill", "release"]
 
@@ -46,7 +48,25 @@ def release(tensor: torch.Tensor, *, by: str = "user", after: Fence | None = Non
     _inputs.need_text(by, "name of the releaser")
     if after is not None and not isinstance(after, Fence):
         raise InputError(f"tenure.release() needs a tenure.Fence and got {type(after).__name__}")
+    _guard_is_shared()
     _C.release_storage(tensor, by, _site.caller(), after if after is not None else Fence())
+
+
+@functools.cache
+def _guard_is_shared() -> None:
+    """Makes ``is_shared()`` of a released storage raise: torch's own ends the process.
+
+    It asks for the data's address and does not translate what that throws, up to torch 2.13.
+    """
+    plain = torch.UntypedStorage.is_shared
+
+    @functools.wraps(plain)
+    def is_shared(self: torch.UntypedStorage) -> bool:
+        if why := _C.released_text(self):
+            raise UseAfterRelease(why)
+        return plain(self)
+
+    torch.UntypedStorage.is_shared = is_shared  # type: ignore[assignment, method-assign]
 
 
 def refill(tensor: torch.Tensor, source: torch.Tensor | None = None) -> None:

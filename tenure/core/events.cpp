@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <memory>
 #include <mutex>
@@ -164,15 +165,22 @@ EventReader::~EventReader() {
 
 size_t EventReader::drain(std::vector<Event>& out) {
   auto& all = rings();
-  std::lock_guard lock(all.mutex);
+  std::unique_lock lock(all.mutex);
+  const auto now = all.rings;
+  lock.unlock();  // a thread's first event takes it
   size_t count = 0;
-  std::erase_if(all.rings, [&](const auto& ring) {
+  std::vector<const Ring*> over;
+  for (const auto& ring : now) {
     // Read before draining: an ended thread appends nothing after this.
-    const bool ended = ring->thread_ended.load(std::memory_order_acquire);
-    count += ring->drain(out);
-    if (ended) {
-      all.dropped_by_ended += ring->dropped.load(std::memory_order_relaxed);
+    if (ring->thread_ended.load(std::memory_order_acquire)) {
+      over.push_back(ring.get());
     }
+    count += ring->drain(out);
+  }
+  lock.lock();
+  std::erase_if(all.rings, [&](const auto& ring) {
+    const bool ended = std::ranges::find(over, ring.get()) != over.end();
+    all.dropped_by_ended += ended ? ring->dropped.load(std::memory_order_relaxed) : 0;
     return ended;
   });
   return count;

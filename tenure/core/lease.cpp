@@ -47,7 +47,10 @@ void Lease::transfer(ScopeId scope) {
         "a lease cannot be transferred to a scope that is not open: transfer it while "
         "the scope is, or to the process scope");
   }
-  if (key_.generation == 0 || inherited() || !book.leases().move(key_, scope)) {
+  if (inherited()) {
+    throw LeaseError("this lease is the parent process's: hold the tensor again in this one");
+  }
+  if (key_.generation == 0 || !book.leases().move(key_, scope)) {
     throw LeaseError("this lease was released and cannot be transferred: hold the tensor again");
   }
 }

@@ -47,9 +47,10 @@ class Lease {
 
   // Owner, scope, bytes, since when; nothing once it is no longer held.
   std::optional<LeaseRow> row() const;
+  // Whether it is of the process that this one was forked from, whose lease it remains.
+  bool inherited() const;
 
  private:
-  bool inherited() const;
   LeaseKey take_key();
 
   LeaseKey key_;

@@ -12,6 +12,21 @@
 namespace tenure {
 namespace {
 
+// How many bytes at the front of `name` are a character that ends a line or controls a terminal:
+// ASCII's, those of U+0080 to U+009F, and the separators U+2028 and U+2029. 0 if it is another.
+size_t control_at_front(std::string_view name) {
+  const auto byte = [&](size_t i) {
+    return i < name.size() ? static_cast<unsigned char>(name[i]) : 0U;
+  };
+  if (byte(0) < 0x20 || byte(0) == 0x7f) {
+    return 1;
+  }
+  if (byte(0) == 0xc2 && byte(1) >= 0x80 && byte(1) < 0xa0) {
+    return 2;
+  }
+  return name.starts_with("\xe2\x80\xa8") || name.starts_with("\xe2\x80\xa9") ? 3 : 0;
+}
+
 struct NameTable {
   std::mutex mutex;
   std::deque<std::string> names{std::string()};  // index 0 is NameId::none
@@ -37,17 +52,14 @@ bool printable(std::string_view name) {
 
 }  // namespace
 
-size_t control_at_front(std::string_view name) {
-  const auto byte = [&](size_t i) {
-    return i < name.size() ? static_cast<unsigned char>(name[i]) : 0U;
-  };
-  if (byte(0) < 0x20 || byte(0) == 0x7f) {
-    return 1;
+std::string fitting(std::string_view text) {
+  std::string out;
+  for (auto rest = end_of(text, kLongestName); !rest.empty();) {
+    const auto control = control_at_front(rest);
+    out += control == 0 ? rest.front() : '?';
+    rest.remove_prefix(std::max<size_t>(control, 1));
   }
-  if (byte(0) == 0xc2 && byte(1) >= 0x80 && byte(1) < 0xa0) {
-    return 2;
-  }
-  return name.starts_with("\xe2\x80\xa8") || name.starts_with("\xe2\x80\xa9") ? 3 : 0;
+  return out;
 }
 
 void check_name(std::string_view name, std::string_view what) {

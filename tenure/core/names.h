@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace tenure {
@@ -17,9 +18,9 @@ inline constexpr size_t kMostNames = size_t{1} << 20;
 // Throws InputError, naming `what`, unless `name` is printable, on one line and short enough.
 void check_name(std::string_view name, std::string_view what);
 
-// How many bytes at the front of `name` are a character that ends a line or controls a terminal:
-// ASCII's, those of U+0080 to U+009F, and the separators U+2028 and U+2029. 0 if it is another.
-size_t control_at_front(std::string_view name);
+// What was not chosen as a name, mended so that it may be one or stand in an error: its last
+// kLongestName bytes, with '?' for each character that ends a line or controls a terminal.
+std::string fitting(std::string_view text);
 
 // The id of `name`; equal names have equal ids. REQUIRES: the name passes check_name.
 NameId intern(std::string_view name);

@@ -41,17 +41,6 @@ OwnerTable& table() {
   return *instance;
 }
 
-// A site is taken from a frame, not chosen by the user: it is mended rather than refused.
-std::string fitting_site(std::string_view site) {
-  std::string out;
-  for (auto rest = end_of(site, kLongestName); !rest.empty();) {
-    const auto control = control_at_front(rest);
-    out += control == 0 ? rest.front() : '?';
-    rest.remove_prefix(std::max<size_t>(control, 1));
-  }
-  return out;
-}
-
 }  // namespace
 
 std::string_view kind_name(OwnerKind kind) { return kKindNames.at(static_cast<size_t>(kind)); }
@@ -67,13 +56,14 @@ OwnerKind kind_named(std::string_view name) {
     known += known.empty() ? "" : ", ";
     known += kind;
   }
-  throw InputError(text("unknown owner kind '", front_of(name, 64), "': use one of ", known));
+  throw InputError(
+      text("unknown owner kind '", fitting(front_of(name, 64)), "': use one of ", known));
 }
 
 OwnerId intern_owner(OwnerKind kind, std::string_view name, std::string_view site) {
   check_name(name, "owner name");
   const auto name_id = intern(name);
-  const auto site_id = intern(fitting_site(site));
+  const auto site_id = intern(fitting(site));
   const auto key =
       (uint64_t{static_cast<uint32_t>(name_id)} << 32) | static_cast<uint32_t>(site_id);
   auto& owners = table();

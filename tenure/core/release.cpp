@@ -100,7 +100,7 @@ std::string release_text(const StorageRef& ref, c10::StorageImpl& storage, const
   if (!leases.empty()) {
     who = text("owned by ", owner_text(leases.back().owner));
   }
-  const auto where = by.site.empty() ? std::string() : text(" at ", by.site);
+  const auto where = by.site.empty() ? std::string() : text(" at ", fitting(by.site));
   return text("UseAfterRelease: ", ref.text(), ", ", who, ", was released by '", by.name, "'",
               where, " in scope '", book.scopes().path(current_scope()),
               "': refill it before this read, or release it after its last reader");

@@ -46,7 +46,9 @@ ScopeId language_scope() {
     here.language_thread = thread;
     here.language_version = version;
   }
-  // A context may outlive the scope it was copied in.
+  if (!ledger().scopes().is_open(here.language)) {  // a context may outlive where it was copied
+    here.language = language->current(thread);
+  }
   return ledger().scopes().is_open(here.language) ? here.language : ScopeId::process;
 }
 
@@ -63,7 +65,8 @@ ScopeId carried_scope() {
   auto language = carried->language;
   const auto* runtime = language_scopes.load(std::memory_order_acquire);
   if (waiting && runtime != nullptr && carried->thread != nullptr &&
-      runtime->version(carried->thread) != carried->version) {
+      (runtime->version(carried->thread) != carried->version ||
+       !ledger().scopes().is_open(language))) {
     language = runtime->current(carried->thread);
   }
   const auto id = deeper(carried->own, language);
@@ -145,18 +148,19 @@ ScopeId open_scope(ScopeLabel label, OnClose on_close) {
 ScopeReport close_scope(ScopeId id, Ending ending) {
   auto& book = ledger();
   book.sweep();
-  auto& node = book.scopes().begin_close(id);
+  auto& node =
+      book.scopes().begin_close(id, ending == Ending::exception ? Inside::move_up : Inside::refuse);
   const auto on_close = ending == Ending::exception && node.on_close == OnClose::raise
                             ? OnClose::release
                             : node.on_close;
   const auto rows = book.leases().empty_scope(node, on_close);
   const auto label = node.label;
+  const auto moved_up = node.moved_up;
   book.scopes().end_close(node, id);
   record(EventType::scope_closed, id, label);
-  if (rows.empty()) {
-    return {};
-  }
-  return summarise(label_text(label), on_close, rows);
+  auto report = rows.empty() ? ScopeReport() : summarise(label_text(label), on_close, rows);
+  report.moved_up = moved_up;
+  return report;
 }
 
 void tell_clock(const ScopeLabel& label) {

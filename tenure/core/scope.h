@@ -29,6 +29,7 @@ struct ScopeReport {
   std::vector<std::pair<OwnerId, Totals>> left;
   uint64_t leases = 0;
   uint64_t bytes = 0;
+  uint32_t moved_up = 0;  // scopes inside it that are still open, and lie in its parent now
 
   bool empty() const { return leases == 0; }
   // "scope 'step 12' closed with 2 leases (8.0 KiB) still held: activation 'mlp' (a.py:4) 8.0 KiB…"
@@ -47,7 +48,8 @@ class Scope {
 
   ScopeId id() const { return id_; }
   // Throws ScopeError, changing nothing, when it is closed already, is not the innermost scope of
-  // this thread, or belongs to another thread; and, once closed, if on_close is raise and leases
+  // this thread, or belongs to another thread (when an exception unwinds, scopes of other threads
+  // inside it move to the one around it); and, once closed, if on_close is raise and leases
   // were left. What a subscriber of the clock throws passes through, once closed; beside such a
   // ScopeError it is printed to stderr.
   ScopeReport close();
@@ -70,7 +72,8 @@ ScopeId current_scope();
 // of the current scope; REQUIRES that the name passes check_name.
 ScopeId open_scope(ScopeLabel label, OnClose on_close);
 // As Scope::close, but leaves it to the caller to throw for OnClose::raise. `exception` says that
-// the scope ends because of one: OnClose::raise then releases, so that a failed step keeps nothing.
+// the scope ends because of one: OnClose::raise then releases, so that a failed step keeps nothing,
+// and scopes that others still have open inside it move up, so that it can end.
 enum class Ending : uint8_t { normal, exception };
 ScopeReport close_scope(ScopeId id, Ending ending);
 // A scope named `step` is the clock's: its end is the step's, unless it lies inside another one of
@@ -80,7 +83,8 @@ void tell_clock(const ScopeLabel& label);
 
 // How a language runtime says which scope is current on a thread of its own. All three must be
 // callable without its global lock. Whoever changes `current` calls language_scope_changed(), or
-// the version changes.
+// the version changes. A scope that has been closed elsewhere is not current any more: the nearest
+// one around it that is open is.
 struct LanguageScopes {
   void* (*this_thread)();  // null: not a thread of the runtime
   uint64_t (*version)(void* thread);

@@ -4,6 +4,8 @@
 #include <tenure/core/fast_tls.h>
 #include <tenure/core/text.h>
 
+#include <thread>
+
 namespace tenure {
 namespace {
 
@@ -77,14 +79,38 @@ ScopeId ScopeTree::open(ScopeLabel label, OnClose on_close, ScopeId parent) {
   node.parent = parent;
   node.on_close = on_close;
   node.children = 0;
+  node.moved_up = 0;
   node.thread = this_thread_number();
   ++above->children;
   node.id.store(static_cast<uint64_t>(id), std::memory_order_release);
   return id;
 }
 
-ScopeNode& ScopeTree::begin_close(ScopeId id) {
-  std::lock_guard lock(mutex_);
+// One that is being closed stays until it is: its leases come here. REQUIRES: mutex_. Returns
+// whether none is left. Throws ScopeError if this thread is closing one, and so is waited for.
+bool ScopeTree::move_children_up(ScopeNode& node, ScopeId id) {
+  for (uint32_t i = 0; i < places_ && node.children != 0; ++i) {
+    auto& child = owned_[i / kChunk][i % kChunk];
+    if (child.parent != id) {
+      continue;
+    }
+    if (child.id.load(std::memory_order_relaxed) == ScopeNode::kClosed) {
+      if (child.thread == this_thread_number()) {
+        throw ScopeError(text("scope '", label_text(node.label), "' cannot be closed while '",
+                              label_text(child.label), "' inside it is being closed"));
+      }
+      continue;
+    }
+    child.parent = node.parent;
+    --node.children;
+    ++node.moved_up;
+    ++place(node.parent).children;
+  }
+  return node.children == 0;
+}
+
+ScopeNode& ScopeTree::begin_close(ScopeId id, Inside inside) {
+  std::unique_lock lock(mutex_);
   auto* node = find(id);
   if (node == nullptr) {
     throw ScopeError("this scope is closed already: close it once, or let its `with` block do it");
@@ -94,10 +120,15 @@ ScopeNode& ScopeTree::begin_close(ScopeId id) {
                           node->thread, " and thread ", this_thread_number(),
                           " tried to close it: close it where it was opened"));
   }
-  if (node->children != 0) {
+  if (node->children != 0 && inside == Inside::refuse) {
     throw ScopeError(text("scope '", label_text(node->label), "' still has ",
                           count_text(node->children, "open scope"),
                           " inside it: close the inner one first"));
+  }
+  while (!move_children_up(*node, id)) {
+    lock.unlock();
+    std::this_thread::yield();
+    lock.lock();
   }
   // Sequentially consistent with the lease table's check: see Note [A lease enters a scope].
   node->id.store(ScopeNode::kClosed, std::memory_order_seq_cst);
@@ -107,6 +138,7 @@ ScopeNode& ScopeTree::begin_close(ScopeId id) {
 void ScopeTree::end_close(ScopeNode& node, ScopeId id) {
   std::lock_guard lock(mutex_);
   --place(node.parent).children;
+  node.parent = ScopeId{ScopeNode::kClosed};
   free_.push_back(place_of(id));
 }
 

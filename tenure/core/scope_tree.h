@@ -36,6 +36,12 @@ enum class OnClose : uint8_t {
   raise,    // throw ScopeError; they move to the parent scope
 };
 
+// What closing does about scopes that are still open inside.
+enum class Inside : uint8_t {
+  refuse,   // throw ScopeError
+  move_up,  // they lie in the parent scope from now on
+};
+
 struct ScopeLabel {
   NameId name = NameId::none;
   std::optional<int64_t> count;
@@ -56,7 +62,8 @@ struct ScopeNode {
   ScopeId parent = ScopeId::process;
   OnClose on_close = OnClose::report;
   uint32_t children = 0;
-  uint64_t thread = 0;  // who opened it
+  uint32_t moved_up = 0;  // children that its close has left open
+  uint64_t thread = 0;    // who opened it
 };
 
 class ScopeTree {
@@ -72,8 +79,9 @@ class ScopeTree {
 
   // First half of a close: afterwards no lease can enter the scope, and it keeps its place and its
   // parent. Throws ScopeError, changing nothing, if it is not open, was opened by another thread,
-  // or still has an open child.
-  ScopeNode& begin_close(ScopeId id);
+  // or still has an open child and is to refuse then. A child that is being closed by another
+  // thread is waited for.
+  ScopeNode& begin_close(ScopeId id, Inside inside = Inside::refuse);
   // Second half: the node may be reused.
   void end_close(ScopeNode& node, ScopeId id);
 
@@ -104,6 +112,7 @@ class ScopeTree {
 
  private:
   ScopeNode& add_node();
+  bool move_children_up(ScopeNode& node, ScopeId id);
   static constexpr uint32_t place_of(ScopeId id) {
     return static_cast<uint32_t>(static_cast<uint64_t>(id) % kMostOpenScopes);
   }

@@ -42,6 +42,9 @@ std::string why_no_storage(const at::Tensor& tensor) {
   if (tensor.layout() == c10::Layout::Jagged) {
     return "it is nested and has several storages: use its offsets() and values()";
   }
+  if (tensor.is_nested()) {
+    return "it is nested and has several shapes: use its values()";
+  }
   if (tensor.layout() != c10::Layout::Strided && tensor.layout() != c10::Layout::Mkldnn) {
     return "it is sparse and has several storages: use its indices() and values()";
   }

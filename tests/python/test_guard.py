@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import tenure
+from tenure import _guard
 
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
@@ -22,7 +23,9 @@ def site(tmp_path: Path) -> Path:
     built = shutil.ignore_patterns("*.so", "include", "lib", "__pycache__")
     shutil.copytree(Path(tenure.__file__).parent, package, ignore=built)
     (package / f"_C{SUFFIX}").write_text("not a library: loading it fails")
-    (package / "_build.py").write_text('VERSION = "0.1.0"\nTORCH_VERSION = "7.1.0"\n')
+    (package / "_build.py").write_text(
+        'VERSION = "0.1.0"\nTORCH_VERSION = "7.1.0"\nHAVE = {"sqlite": True}\n'
+    )
     info = tmp_path / "tenure-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tenure\nVersion: 0.1.0\n")
@@ -131,3 +134,32 @@ def test_no_extension(site: Path) -> None:
     assert error_of_import(site).startswith(
         f"Tenure is not built for Python {version} in {site / 'tenure'}: run "
     )
+
+
+def test_a_torch_that_may_not_be_imported(site: Path) -> None:
+    install_torch(site, "7.1.0")
+    run = subprocess.run(
+        [sys.executable, "-S", "-c", "import sys; sys.modules['torch'] = None; import tenure"],
+        env={"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ImportError: Tenure 0.1.0 was built against torch 7.1 and there is no torch here" in (
+        run.stderr
+    )
+
+
+def test_no_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's is used where there is one, else that of a wheel, else one sentence."""
+    tried = []
+
+    def load(name: str) -> None:
+        tried.append(name)
+        raise OSError
+
+    monkeypatch.setattr(_guard.ctypes, "CDLL", load)
+    with pytest.raises(ImportError, match=r"there is no libsqlite3\.so\.0 here: install"):
+        _guard._load_sqlite()
+    beside = Path(tenure.__file__).parent / "lib" / "beside" / "libsqlite3.so.0"
+    assert tried == ["libsqlite3.so.0", str(beside)]

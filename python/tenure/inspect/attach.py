@@ -20,8 +20,9 @@ from typing import Any
 from tenure.errors import InputError
 from tenure.inspect import processes, verdicts
 from tenure.inspect.agent import AgentError, Line, peer_of
+from tenure.inspect.files import whole
 from tenure.inspect.options import Options, say
-from tenure.inspect.words import many
+from tenure.inspect.words import many, plain
 
 __all__ = ["Request", "once", "watch"]
 
@@ -66,9 +67,9 @@ def once(request: Request) -> int:
     with _attached(request, _LEFT_BEHIND) as client:
         client.ask("look")
         answer = client.until("look")
-    _write(request.json, answer["written"])
-    print(_plain(look_text(answer["look"])))
+    print(plain(look_text(answer["look"])))
     say(f"process {client.pid} stood still for {answer['look']['pause']:.2f} s")
+    _write(request.json, answer["written"])
     return 0
 
 
@@ -89,13 +90,13 @@ def watch(request: Request) -> int:
         except KeyboardInterrupt:
             answer = _detach(client)
     verdict = answer["verdict"]
-    _write(request.json, answer["written"])
     if answer["ended"]:
         say(f"{answer['ended']} while it was watched")
-    print(_plain(verdicts.first_screen(verdict)))
+    print(plain(verdicts.first_screen(verdict)))
     if answer["recording"]:
         folder = verdicts.shown_path(Path(answer["recording"]).parent)
         say(f"recorded in {folder}: `tenure why {folder}` says more")
+    _write(request.json, answer["written"])
     return verdicts.CODES[verdict["verdict"]]
 
 
@@ -163,7 +164,7 @@ class _Client:
             if key in message:
                 return message
             if "waits" in message:
-                say(f"waiting: {_plain(message['waits'])}")
+                say(f"waiting: {message['waits']}")
 
     def next(self, seconds: float) -> dict[str, Any] | None:
         try:
@@ -173,9 +174,9 @@ class _Client:
         except AgentError as error:
             raise InputError(f"process {self.pid} gave no answer to be understood") from error
         if message is not None and "error" in message:
-            raise InputError(_plain(str(message["error"])))
+            raise InputError(str(message["error"]))
         if message is not None and "said" in message:
-            say(_plain(str(message["said"])))
+            say(str(message["said"]))
         return message
 
     def silence(self) -> str:
@@ -307,7 +308,13 @@ class _StatusLine:
 
 
 def _check_file(path: str) -> None:
-    if path and not os.access(Path(path).absolute().parent, os.W_OK):
+    """Before the program stands still for what could not be kept."""
+    if not path:
+        return
+    file = Path(path).absolute()
+    if file.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder: give --json a file")
+    if not file.parent.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
         raise InputError(f"cannot write {path}: give --json a file in a folder that is there")
 
 
@@ -315,14 +322,10 @@ def _write(path: str, document: dict[str, Any]) -> None:
     if not path:
         return
     try:
-        Path(path).write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n")
+        with whole(Path(path)) as file:
+            file.write(json.dumps(document, ensure_ascii=False, indent=1) + "\n")
     except (OSError, UnicodeError) as error:
         raise InputError(f"cannot write {path}: {error}") from None
-
-
-def _plain(text: str) -> str:
-    """What a terminal may be given: names may have anything in them."""
-    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
 
 
 def _size(nbytes: float) -> str:

@@ -88,7 +88,7 @@ def explain(tensor: torch.Tensor) -> Explanation:
     with _C.References(holders.own_objects()) as references:
         node = references.node_of(tensor)
         if node is None:
-            unseen, paths, frees = known.references, [], []
+            unseen, paths, frees = known.references - len(known.leases), [], []
         else:
             unseen = references.unseen(node)
             paths, frees = _paths(references, node), _frees(references, node)
@@ -101,7 +101,7 @@ def explain(tensor: torch.Tensor) -> Explanation:
         known.released,
         paths,
         str(known),
-        max(0, unseen - len(known.leases)),
+        max(0, unseen),
         frees,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 __all__ = ["block", "items", "verdict_html"]
@@ -55,7 +56,7 @@ def _table(suspects: Sequence[Mapping[str, Any]]) -> str:
             f"{suspect['bytes_per_step']:,}",
             f"{suspect['bytes']:,}",
             " in ".join(filter(None, (suspect["op"], suspect["module"]))),
-            f"{suspect['site']} {suspect.get('function', '')}".strip(),
+            f"{Path(suspect['site']).name} {suspect.get('function', '')}".strip(),
             _way(suspect),
         )
         for suspect in suspects

@@ -18,6 +18,15 @@ __all__ = ["Marked", "marked_tensors"]
 
 Marked = tuple[torch.Tensor, str, str]  # a tensor, its kind and its name
 
+# What torch's own optimizers call their state. Any other key is the program's, and is not told.
+_STATE = frozenset(
+    (
+        *("step", "step_size", "prev", "sum", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+        *("exp_inf", "square_avg", "acc_delta", "grad_avg", "momentum_buffer", "ax", "eta", "mu"),
+        *("mu_product", "row_var", "col_var", "variance", "d", "t", "H_diag", "prev_flat_grad"),
+    )
+)
+
 
 def marked_tensors() -> list[Marked]:
     """Every tensor that a module or an optimizer has, with its kind and name."""
@@ -51,7 +60,8 @@ def _of_optimizer(optimizer: Optimizer, names: dict[int, str]) -> Iterator[Marke
         for key, value in state.items() if isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor):
                 owner = names.get(id(parameter), type(optimizer).__qualname__)
-                yield _local(value), "optimizer", f"{owner}.{key}"
+                name = key if isinstance(key, str) and key in _STATE else "state"
+                yield _local(value), "optimizer", f"{owner}.{name}"
 
 
 def _with_gradient(tensor: torch.Tensor, name: str) -> Iterator[Marked]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 from tenure.errors import InputError
+from tenure.inspect.words import plain
 
 __all__ = [
     "AGENT",
@@ -201,5 +202,5 @@ def say(text: str) -> None:
         _hearer(text)
         return
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        told = "\n".join(f"tenure: {line}" for line in text.splitlines())
+        told = "\n".join(f"tenure: {line}" for line in plain(text).splitlines())
         print(told, file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ import torch  # noqa: F401  the extension needs its libraries loaded
 from tenure import _C
 from tenure.errors import InputError
 from tenure.inspect import local, verdicts
+from tenure.inspect.words import many
 
 __all__ = [
     "SCHEMA",
@@ -40,6 +41,30 @@ SCHEMA = 1
 _AT_ONCE = 64  # recordings between two reports of progress
 _MOST_THREADS = 16
 
+# What is wrong in a column: SQLite takes anything there, and sorts numbers below texts.
+_NO_NUMBER = "({} < '') IS NOT 1"
+_NO_TEXT = "({} >= '') IS NOT 1"
+_NO_NUMBER_NOR_NULL = "{} >= ''"
+_NO_TEXT_NOR_NULL = "{} < ''"
+# By table, the columns that are read; recordings of an older Tenure do not have all.
+_WRONG = {
+    "steps": {
+        **dict.fromkeys(("seconds", "held", "peak"), _NO_NUMBER),
+        **dict.fromkeys(("rss", "device_used", "device_allocated"), _NO_NUMBER_NOR_NULL),
+    },
+    "origins": {
+        **dict.fromkeys(("op", "module", "phase", "site", "forward_site"), _NO_TEXT_NOR_NULL),
+        "device": _NO_NUMBER_NOR_NULL,
+    },
+    "storages": {
+        **dict.fromkeys(("bytes", "born_step", "born_ns"), _NO_NUMBER),
+        **dict.fromkeys(("died_step", "died_ns"), _NO_NUMBER_NOR_NULL),
+    },
+    "kinds": {"kind": _NO_TEXT, "name": _NO_TEXT},
+    "cuts": dict.fromkeys(("step", "origin", "bytes", "count", "birth_steps"), _NO_NUMBER),
+    "holdings": {"origin": _NO_NUMBER, "path": _NO_TEXT},
+}
+
 
 @dataclass(frozen=True)
 class Found:
@@ -57,6 +82,11 @@ class Found:
     broken: dict[Path, str]
     meta: dict[Path, dict[str, str]]
 
+    @property
+    def inputs(self) -> list[Path]:
+        """Every recording that is there, read or left out."""
+        return [*self.files, *self.earlier, *self.broken]
+
 
 Meant = Iterable[str | Path] | Found
 Progress = Callable[[int, int], None]  # recordings that are done, of how many
@@ -65,7 +95,7 @@ Progress = Callable[[int, int], None]  # recordings that are done, of how many
 def find(paths: Meant) -> Found:
     """The recordings that are meant: files, and in folders those of the latest run.
 
-    Each is opened once. One that cannot be read does not hide the others.
+    One that cannot be read, or is damaged in any of its tables, does not hide the others.
 
     Raises:
         InputError: None can be read, or they are of several runs.
@@ -87,10 +117,11 @@ def find(paths: Meant) -> Found:
         else:
             raise InputError(f"{path} does not exist: give a recording or a folder of them")
     heads += _heads(named, broken)
+    heads = _sound(heads, broken)
     if not heads:
         first = next(iter(broken.values()))
-        many = f"none of {len(broken):,} recordings can be read: " if len(broken) > 1 else ""
-        raise InputError(f"{many}{first}")
+        all_of_them = f"none of {len(broken):,} recordings can be read: "
+        raise InputError(f"{all_of_them if len(broken) > 1 else ''}{first}")
     _check_that_they_are_one_run(_runs(heads))
     meta = {head.path: head.meta for head in heads}
     return Found(list(meta), earlier, broken, meta)
@@ -104,6 +135,39 @@ def _heads(files: Iterable[Path], broken: dict[Path, str]) -> list[_Head]:
         except InputError as error:
             broken[path] = str(error)
     return out
+
+
+def _sound(heads: Iterable[_Head], broken: dict[Path, str]) -> list[_Head]:
+    """Those whose tables have what verdicts and reports need; `broken` says why others have not."""
+    out = []
+    for head in heads:
+        why = _what_is_wrong(head.path)
+        if why:
+            broken[head.path] = why
+        else:
+            out.append(head)
+    return out
+
+
+def _what_is_wrong(path: Path) -> str:
+    try:
+        with opened(path) as connection:
+            for table in _WRONG:
+                _check_table(connection, table)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def _check_table(connection: sqlite3.Connection, table: str) -> None:
+    """Reads every row, for SQLite says that a page is lost when it comes to it."""
+    there = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+    wrong = [_WRONG[table][column].format(column) for column in there if column in _WRONG[table]]
+    if wrong:
+        sql = f"SELECT count(*) FROM {table} WHERE {' OR '.join(wrong)}"
+        (count,) = connection.execute(sql).fetchone()
+        if count:
+            raise ValueError(f"{many(count, 'row')} of its {table} cannot be read")
 
 
 def _check_that_they_are_one_run(runs: list[list[_Head]]) -> None:
@@ -191,19 +255,37 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
     """A recording, for reading. Raises InputError for what is none, is damaged or is newer."""
     try:
         with path.open("rb") as file:
-            head = file.read(16)
+            head = file.read(100)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    if head != b"SQLite format 3\x00":
+    if not head.startswith(b"SQLite format 3\x00"):
         raise InputError(f"{path} is no recording: `tenure run` makes them")
     try:
+        _check_length(path, head)
         with closing(_connect(path)) as connection:
             _check_schema(path, connection)
             yield connection
     except InputError:
         raise
-    except (sqlite3.Error, ValueError) as error:  # what is in it may be no JSON, or no number
-        raise InputError(f"{path} is damaged or no recording: {error}") from None
+    except (sqlite3.Error, LookupError, TypeError, ValueError) as error:
+        # What is in it may be no JSON, no number, or not there.
+        raise _damaged(path, error) from None
+
+
+def _check_length(path: Path, head: bytes) -> None:
+    """SQLite reads zeros where the end of the last page is missing."""
+    if len(head) < 100 or head[24:28] != head[92:96] or _log_of(path).exists():
+        return  # how many pages there are is not in the head
+    page = int.from_bytes(head[16:18], "big")
+    wanted = (65536 if page == 1 else page) * int.from_bytes(head[28:32], "big")
+    there = path.stat().st_size
+    if there < wanted:
+        raise ValueError(f"{there:,} of its {wanted:,} bytes are there")
+
+
+def _log_of(path: Path) -> Path:
+    file = path.resolve()
+    return file.with_name(f"{file.name}-wal")
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -212,7 +294,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     Without a log nobody writes it, and with `immutable` SQLite leaves no files of its own there.
     """
     file = path.resolve()
-    if file.with_name(f"{file.name}-wal").exists():
+    if _log_of(file).exists():
         try:
             connection = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)
             connection.execute("SELECT 1 FROM sqlite_master").fetchone()
@@ -230,7 +312,10 @@ def _check_schema(path: Path, connection: sqlite3.Connection) -> None:
             f"{path} is no recording, or was copied without the file {path.name}-wal beside it"
         )
     row = connection.execute("SELECT value FROM meta WHERE key='schema'").fetchone()
-    schema = int(row[0]) if row and str(row[0]).isdigit() else 0
+    told = str(row[0]) if row else ""
+    schema = int(told) if told.isascii() and told.isdigit() else 0
+    if schema < 1:
+        raise InputError(f"{path} is damaged or no recording: '{told}' is no schema")
     if schema > SCHEMA:
         raise InputError(
             f"{path} was recorded by a newer Tenure (schema {schema}, this one reads {SCHEMA}): "
@@ -274,7 +359,7 @@ def _document(
         return verdicts.document(judged, origins, holdings, process)
     except InputError as error:
         return error
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         return _damaged(path, error)
 
 
@@ -320,11 +405,35 @@ def _origins_and_holdings(
             if row["id"] in wanted
         }
         holdings = {
-            row["origin"]: json.loads(row["path"])
+            row["origin"]: _holding(row["path"])
             for row in connection.execute("SELECT origin, path FROM holdings ORDER BY id")
             if row["origin"] in wanted
         }
     return origins, holdings
+
+
+def _holding(text: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(text)
+    if not all(isinstance(hop["text"], str) for hops in told["paths"] for hop in hops):
+        raise ValueError("who held its storages cannot be read")
+    return told
+
+
+def _cycles(text: str) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = json.loads(text)
+    if not isinstance(told, list) or not all({*_CYCLE} <= cycle.keys() for cycle in told):
+        raise ValueError("its cycles cannot be read")
+    return told
+
+
+_CYCLE = ("text", "bytes", "count", "collectable")
+
+
+def _coordinates(text: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(text)
+    if not isinstance(told, dict):
+        raise TypeError("its coordinates cannot be read")
+    return told
 
 
 def _process(path: Path, meta: Mapping[str, str], last: int) -> dict[str, Any]:
@@ -339,9 +448,9 @@ def _process(path: Path, meta: Mapping[str, str], last: int) -> dict[str, Any]:
         "left": int(meta["left"]) if meta.get("left") else None,
         "last": last,
         "ended": meta.get("ended", ""),
-        "coordinates": json.loads(meta.get("coordinates", "{}")),
+        "coordinates": _coordinates(meta.get("coordinates", "{}")),
         "gpu": meta.get("gpu", ""),
-        "cycles": json.loads(meta.get("cycles", "[]")),
+        "cycles": _cycles(meta.get("cycles", "[]")),
     }
 
 

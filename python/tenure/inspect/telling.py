@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tenure.errors import TenureError
 from tenure.inspect import local, recordings, verdicts
+from tenure.inspect.files import whole
 from tenure.inspect.options import Options, rank_of, say, world_of
 
 __all__ = ["Turn", "conclude"]
@@ -135,9 +136,10 @@ def _write_json(options: Options, verdict: verdicts.Document) -> None:
     if not options.json:
         return
     path = Path(options.json)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(json.dumps(verdict, ensure_ascii=False, indent=1) + "\n")
-        beside.replace(path)
+        with whole(path) as file:
+            file.write(json.dumps(verdict, ensure_ascii=False, indent=1) + "\n")
+    except TenureError as error:
+        say(str(error))
     except OSError as error:
         say(f"cannot write {path}: {error.strerror}: give --json a file that can be written to")

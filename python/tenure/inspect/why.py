@@ -90,7 +90,8 @@ def why_one(paths: recordings.Meant, storage: int) -> str:
 
 
 def _storage(path: Path, row: sqlite3.Row, held: sqlite3.Row | None) -> list[str]:
-    alive = row["died_step"] is None or row["died_step"] > row["last_step"]
+    last = row["last_step"] or 0
+    alive = row["died_step"] is None or row["born_step"] <= last < row["died_step"]
     end = "alive at the end" if alive else f"died in step {row['died_step']}"
     life = f"born in step {row['born_step']}, {end}"
     inside = f" in {row['module']}" if row["module"] else ""

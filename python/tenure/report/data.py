@@ -204,8 +204,9 @@ def _traced(ranks: Sequence[_Rank]) -> list[tuple[dict[str, Any], list[Life]]]:
             break  # there is no room for more
         with opened(rank.path) as recorded:
             lives = _lives(recorded)
+            before = recorded.step_before(rank.about["peak_step"])
         if lives:
-            peak = peak_of(lives, rank.about["peak_step"], rank.about["peak"])
+            peak = peak_of(lives, rank.about["peak_step"], before, rank.about["peak"])
             told = {"rank": rank.about["rank"], "step": peak.step, "bytes": peak.nbytes}
             out.append(({**told, "tree": tree_of(peak)}, lives))
     return sorted(out, key=lambda one: int(one[0]["rank"]))

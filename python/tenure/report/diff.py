@@ -30,7 +30,9 @@ class Run:
         grows: Bytes a step, of the rank that grows the most.
         peak: Most bytes that a process held.
         rank: Whose peak that was.
-        parts: Bytes at the peak by kind, module and site; empty if they were only counted.
+        parts: Bytes at the highest peak that was traced, by kind, module and site; empty if all
+            were only counted.
+        traced: Whose peak that was; None if all were only counted.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Run:
     peak: int
     rank: int
     parts: dict[str, Counter[str]]
+    traced: int | None
 
 
 def run_of(paths: recordings.Meant, name: str, job: verdicts.Document | None = None) -> Run:
@@ -64,11 +67,13 @@ def run_of(paths: recordings.Meant, name: str, job: verdicts.Document | None = N
                 peaks.append((height, traced, path, int(meta.get("rank", 0)), step, counted))
     peaks.sort(key=lambda one: one[:2], reverse=True)
     parts: dict[str, Counter[str]] = {}
+    traced_rank = None
     with_lives = next((one for one in peaks if one[1]), None)
     if with_lives is not None:
-        _, _, path, _, step, counted = with_lives
+        _, _, path, traced_rank, step, counted = with_lives
         with opened(path) as recorded:
-            parts = _parts(peak_of(list(recorded.lives()), step, counted))
+            before = recorded.step_before(step)
+            parts = _parts(peak_of(recorded.lives(), step, before, counted))
     return Run(
         name,
         job["verdict"],
@@ -77,6 +82,7 @@ def run_of(paths: recordings.Meant, name: str, job: verdicts.Document | None = N
         peaks[0][0] if peaks else 0,
         peaks[0][3] if peaks else 0,
         parts,
+        traced_rank,
     )
 
 
@@ -115,7 +121,7 @@ def compared(before: Run, after: Run) -> dict[str, Any]:
 
 def _about(run: Run) -> dict[str, Any]:
     told = {"name": run.name, "verdict": run.verdict, "peak": run.peak, "rank": run.rank}
-    return {**told, "bytes_per_step": run.grows}
+    return {**told, "traced": run.traced, "bytes_per_step": run.grows}
 
 
 def _grown(before: Run, after: Run, by: str) -> list[dict[str, Any]]:
@@ -139,6 +145,7 @@ def text_of(before: Run, after: Run) -> str:
         f"peak   {size(before.peak)} → {size(after.peak)} ({_signed(change['peak'])}{part})",
         f"slope  {slopes} ({before.verdict} → {after.verdict})",
     ]
+    out += _ranks_lines(before, after)
     for by in _BY:
         rows = change[by]
         if rows:
@@ -154,6 +161,17 @@ def text_of(before: Run, after: Run) -> str:
     elif not any(change[by] for by in _BY):
         out.append("nothing grew: their peaks were made of the same")
     return "\n".join(out)
+
+
+def _ranks_lines(before: Run, after: Run) -> list[str]:
+    """Whose the figures are, unless all are of one rank."""
+    if len({before.rank, after.rank, before.traced, after.traced} - {None}) == 1:
+        return []
+    lines = [f"peaks  of rank {before.rank} → rank {after.rank}"]
+    if before.parts and after.parts:
+        of = f"of rank {before.traced} → rank {after.traced}"
+        lines.append(f"tables {of}, which have the highest peaks that were traced")
+    return lines
 
 
 def over_baseline(before: Run, after: Run, tolerance: float) -> str:

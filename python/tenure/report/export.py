@@ -11,7 +11,7 @@ from typing import Any
 
 from tenure.errors import InputError
 from tenure.inspect import recordings
-from tenure.report.files import whole
+from tenure.inspect.files import whole
 from tenure.report.lives import Life, Recorded, opened
 from tenure.report.snapshot import snapshot_of
 
@@ -25,11 +25,11 @@ _COLUMNS = [
 _COUNTERS = ("held", "peak", "rss", "device_allocated", "device_reserved")
 
 
-def export(paths: Sequence[str | Path], form: str, out: str | Path, rank: int | None) -> list[Path]:
+def export(paths: recordings.Meant, form: str, out: str | Path, rank: int | None) -> list[Path]:
     """Writes recordings in another form.
 
     Args:
-        paths: Folders that `tenure run` made, or files.
+        paths: Folders and files, or what :func:`tenure.inspect.recordings.find` found.
         form: One of FORMATS.
         out: The file to write; with CSV the folder.
         rank: Which one, where only one can be shown; default: the lowest.
@@ -37,15 +37,15 @@ def export(paths: Sequence[str | Path], form: str, out: str | Path, rank: int | 
     Returns:
         The files that were written.
     """
-    files = recordings.files_in(paths)
+    found = recordings.find(paths)
+    files = found.files
     if rank is not None:
         files = [file for file in files if _rank_of(file) == rank]
         if not files:
-            raise InputError(
-                f"there is no recording of rank {rank} in {', '.join(map(str, paths))}"
-            )
+            folders = sorted({str(file.parent) for file in found.files})
+            raise InputError(f"there is no recording of rank {rank} in {', '.join(folders)}")
     try:
-        return FORMATS[form](sorted(files, key=_rank_of), Path(out))
+        return FORMATS[form](sorted(files, key=_rank_of), Path(out), found.inputs)
     except OSError as error:
         raise InputError(
             f"cannot write {out}: {error.strerror}: give --out another place"
@@ -57,11 +57,11 @@ def _rank_of(path: Path) -> int:
         return recorded.rank
 
 
-def _csv(files: Sequence[Path], out: Path) -> list[Path]:
+def _csv(files: Sequence[Path], out: Path, inputs: Sequence[Path]) -> list[Path]:
     """Two tables: one row a step, one row a storage."""
     out.mkdir(parents=True, exist_ok=True)
     steps, storages = out / "steps.csv", out / "storages.csv"
-    with whole(steps) as some, whole(storages) as others:
+    with whole(steps, inputs=inputs) as some, whole(storages, inputs=inputs) as others:
         wide: csv.DictWriter[str] | None = None
         lives = csv.writer(others)
         lives.writerow(_COLUMNS)
@@ -83,9 +83,9 @@ def _cells(life: Life) -> list[Any]:
     return [*made, life.born_step, life.died_step, f"{life.born:.6f}", died]
 
 
-def _trace(files: Sequence[Path], out: Path) -> list[Path]:
+def _trace(files: Sequence[Path], out: Path, inputs: Sequence[Path]) -> list[Path]:
     """Chrome's trace events: memory as counters, storages as spans, one process a rank."""
-    with whole(out) as file:
+    with whole(out, inputs=inputs) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         between = ""
         for number, path in enumerate(files):
@@ -119,16 +119,16 @@ def _trace_events(recorded: Recorded, process: int) -> Iterator[dict[str, Any]]:
         yield {"ph": "e", "name": name, "ts": max(first, 1e6 * ends), **span}
 
 
-def _snapshot(files: Sequence[Path], out: Path) -> list[Path]:
+def _snapshot(files: Sequence[Path], out: Path, inputs: Sequence[Path]) -> list[Path]:
     """One process, as PyTorch's memory viewer reads it."""
     with opened(files[0]) as recorded:
         found = snapshot_of(recorded.lives())
-    with whole(out, "wb") as file:
+    with whole(out, "wb", inputs) as file:
         pickle.dump(found, file)
     return [out]
 
 
-FORMATS: dict[str, Callable[[Sequence[Path], Path], list[Path]]] = {
+FORMATS: dict[str, Callable[[Sequence[Path], Path, Sequence[Path]], list[Path]]] = {
     "csv": _csv,
     "trace": _trace,
     "snapshot": _snapshot,

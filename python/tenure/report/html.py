@@ -7,8 +7,8 @@ from typing import Any
 
 from tenure.errors import InputError
 from tenure.inspect import recordings
+from tenure.inspect.files import whole
 from tenure.report.data import as_block, collected
-from tenure.report.files import whole
 
 __all__ = ["report"]
 
@@ -34,9 +34,10 @@ def report(
     Returns:
         That file.
     """
-    text = rendered(collected(paths, progress, name))
+    found = recordings.find(paths)
+    text = rendered(collected(found, progress, name))
     try:
-        with whole(Path(out)) as file:
+        with whole(Path(out), inputs=found.inputs) as file:
             file.write(text)
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror}: give --out another file") from None

@@ -92,14 +92,22 @@ class Recorded:
         for row in self._connection.execute("SELECT * FROM steps ORDER BY step"):
             yield dict(row)
 
+    def step_before(self, step: int) -> int:
+        """The last step before it that has a row; -1 if none has."""
+        sql = "SELECT max(step) FROM steps WHERE step < ?"
+        (found,) = self._connection.execute(sql, [step]).fetchone()
+        return -1 if found is None else int(found)
+
     def lives(self) -> Iterator[Life]:
         """Every storage that is in the recording, in the order of birth."""
         began = int(self.meta.get("began_ns", 0))
         last = self._connection.execute("SELECT max(step) FROM steps").fetchone()[0] or 0
         for row in self._connection.execute("SELECT * FROM storages ORDER BY born_ns, id"):
             origin = self._origins.get(row["origin"], {})
-            # What dies after the last step dies because the program ends.
-            dead = row["died_step"] is not None and row["died_step"] <= last
+            # What was there at the end of the last step and dies after it dies because the program
+            # ends.
+            ended = row["born_step"] <= last < (row["died_step"] or 0)
+            dead = row["died_step"] is not None and not ended
             died_step = row["died_step"] if dead else None
             kind, name = self._marks.get(row["id"]) or (_kind(dict(row), origin, died_step), "")
             yield Life(

@@ -29,7 +29,7 @@ class Peak:
     unknown: int
 
 
-def peak_of(lives: Iterable[Life], step: int, counted: int) -> Peak:
+def peak_of(lives: Iterable[Life], step: int, before: int, counted: int) -> Peak:
     """What was alive at the highest moment of a step.
 
     Of storages whose lives were thinned from the recording, or lost, only their bytes are known.
@@ -37,14 +37,31 @@ def peak_of(lives: Iterable[Life], step: int, counted: int) -> Peak:
     Args:
         lives: All of the process.
         step: The step.
+        before: The one that was recorded before it: what was made between counts as made in it.
         counted: The most bytes in it, which were counted as they came and went.
     """
     there = [life for life in lives if life.born_step <= step]
+    alive = max(_at_the_end_of(before, there), _at_a_birth_after(before, there), key=_bytes_of)
+    most = _bytes_of(alive)
+    return Peak(step, max(most, counted), alive, max(0, counted - most))
+
+
+def _at_the_end_of(step: int, lives: Iterable[Life]) -> list[Life]:
+    """What a step left: the peak of the next, if that makes nothing."""
+    return [
+        life
+        for life in lives
+        if life.born_step <= step and (life.died_step is None or life.died_step > step)
+    ]
+
+
+def _at_a_birth_after(step: int, lives: Iterable[Life]) -> list[Life]:
+    """What was alive at the highest moment at which something was made after a step."""
     now = most = at = 0
-    events = in_order(there)
+    events = in_order(lives)
     for number, (_, born, life) in enumerate(events, 1):
         now += life.nbytes if born else -life.nbytes
-        if now > most and life.born_step == step:
+        if now > most and life.born_step > step:
             most, at = now, number
     alive: dict[int, Life] = {}
     for _, born, life in events[:at]:
@@ -52,7 +69,11 @@ def peak_of(lives: Iterable[Life], step: int, counted: int) -> Peak:
             alive[life.number] = life
         else:
             del alive[life.number]
-    return Peak(step, max(most, counted), list(alive.values()), max(0, counted - most))
+    return list(alive.values())
+
+
+def _bytes_of(lives: Iterable[Life]) -> int:
+    return sum(life.nbytes for life in lives)
 
 
 def tree_of(peak: Peak) -> list[tuple[str, str, int, int]]:

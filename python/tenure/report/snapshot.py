@@ -81,12 +81,12 @@ class _Segment:
 def snapshot_of(lives: Iterable[Life]) -> dict[str, Any]:
     """What ``torch.cuda.memory._snapshot()`` would have said, had all devices been CUDA's."""
     events = in_order(life for life in lives if life.nbytes > 0)
-    devices = sorted({life.device for _, _, life in events}, key=_device_order)
-    segments = {device: _Segment(_SEGMENT * (i + 1)) for i, device in enumerate(devices)}
-    traces: list[list[dict[str, Any]]] = [[] for _ in devices]
+    devices = _numbered({life.device for _, _, life in events})
+    segments = {device: _Segment(_SEGMENT * (i + 1)) for device, i in devices.items()}
+    traces: list[list[dict[str, Any]]] = [[] for _ in range(max(devices.values(), default=-1) + 1)]
     places: dict[int, int] = {}
     for time, born, life in events:
-        segment, trace = segments[life.device], traces[devices.index(life.device)]
+        segment, trace = segments[life.device], traces[devices[life.device]]
         told = {"stream": 0, "time_us": int(1e6 * time), "frames": _frames(life)}
         if born:
             places[life.number] = segment.take(life)
@@ -98,12 +98,11 @@ def snapshot_of(lives: Iterable[Life]) -> dict[str, Any]:
             trace += [
                 {"action": action, **place} for action in ("free_requested", "free_completed")
             ]
-    for device, trace in zip(devices, traces, strict=True):
-        made = segments[device]
+    for device, made in segments.items():
         whole = {"addr": made.begin, "size": made.end - made.begin, "stream": 0, "frames": []}
-        trace.insert(0, {"action": "segment_alloc", "time_us": 0, **whole})
+        traces[devices[device]].insert(0, {"action": "segment_alloc", "time_us": 0, **whole})
     return {
-        "segments": [segments[name].as_torch_has_it(i) for i, name in enumerate(devices)],
+        "segments": [segments[device].as_torch_has_it(i) for device, i in devices.items()],
         "device_traces": traces,
         "allocator_settings": {},
         "external_annotations": [],
@@ -114,9 +113,19 @@ def _rounded(nbytes: int) -> int:
     return -(-nbytes // _ROUND) * _ROUND
 
 
-def _device_order(device: str) -> tuple[bool, str]:
-    """CUDA devices keep their numbers; the CPU comes after them."""
-    return device == "cpu", device
+def _numbered(devices: Iterable[str]) -> dict[str, int]:
+    """Devices keep their numbers; the CPU, and one whose number is taken, come after them."""
+    out: dict[str, int] = {}
+    for device in sorted(devices, key=_device_order):
+        number = device.partition(":")[2]
+        after = max(out.values(), default=-1) + 1
+        out[device] = int(number) if number and int(number) not in out.values() else after
+    return out
+
+
+def _device_order(device: str) -> tuple[bool, bool, str, int]:
+    kind, _, number = device.partition(":")
+    return kind == "cpu", kind != "cuda", kind, int(number or 0)
 
 
 def _frames(life: Life) -> list[dict[str, Any]]:

@@ -157,6 +157,49 @@ TEST(Concurrency, LeasesTakenWhileTheirScopeClosesAreNeverLost) {
   }
 }
 
+// Threads open and close scopes inside one that an exception ends: those move up, and what was
+// leased in them is either released with the outer one or lands in the process scope.
+TEST(Concurrency, ScopesOfOthersMoveUpWhenAnExceptionEndsTheirs) {
+  auto& scopes = ledger().scopes();
+  uint32_t moved = 0;
+  for (int round = 0; round < 200; ++round) {
+    const auto alive_before = Object::alive.load();
+    const auto outer = scopes.open({intern("outer"), round}, OnClose::release, ScopeId::process);
+    std::vector<std::vector<Lease>> taken(3);
+    std::atomic<bool> stop{false};
+    std::vector<std::jthread> others;
+    for (auto& leases : taken) {
+      others.emplace_back([&leases, &stop, &scopes, outer] {
+        while (!stop.load() && leases.size() < 2000) {
+          const auto inner = scopes.open({intern("inner"), {}}, OnClose::report, outer);
+          leases.push_back(lease_new(8, OwnerKind::user, inner));
+          close_scope(inner, Ending::normal);
+        }
+      });
+    }
+    std::this_thread::yield();
+    const auto report = close_scope(outer, Ending::exception);
+    moved += report.moved_up;
+    stop.store(true);
+    others.clear();
+    size_t held = 0;
+    size_t all = 0;
+    for (const auto& leases : taken) {
+      all += leases.size();
+      for (const auto& lease : leases) {
+        const auto row = lease.row();
+        held += row ? 1 : 0;
+        EXPECT_TRUE(!row || row->scope == ScopeId::process);
+      }
+    }
+    EXPECT_EQ(report.leases + held, all);
+    taken.clear();
+    ASSERT_EQ(Object::alive.load(), alive_before);
+  }
+  EXPECT_GT(moved, 0) << "no scope was open inside: this tests nothing";
+  EXPECT_EQ(ledger().totals().all.leases, 0);
+}
+
 TEST(Concurrency, EventsOfManyThreadsArriveInOrderOrAreCounted) {
   constexpr int kThreads = 8;
   constexpr uint64_t kEvents = 20000;

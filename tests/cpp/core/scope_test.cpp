@@ -180,6 +180,27 @@ TEST(Scope, ClosingOnAnotherThreadIsRefusedAndChangesNothing) {
   EXPECT_EQ(scope.close().leases, 1);
 }
 
+TEST(Scope, OneOfAnotherThreadMovesUpWhenAnExceptionEndsTheOuterOne) {
+  auto& scopes = ledger().scopes();
+  const Scope job("job");
+  ScopeId theirs{};
+  Lease lease;
+  try {
+    const Scope epoch("epoch", OnClose::release);
+    std::thread([&] {
+      theirs = scopes.open({intern("theirs"), {}}, OnClose::report, epoch.id());
+    }).join();
+    lease = hold(at::empty({64}, at::kByte), owner(), theirs);
+    throw std::runtime_error("a step failed");
+  } catch (const std::runtime_error&) {
+    EXPECT_EQ(path(), "job");
+  }
+  EXPECT_EQ(scopes.path(theirs), "job / theirs");
+  EXPECT_TRUE(lease.held());
+  // Nobody can close it any more: its thread is gone. So that this test leaves nothing behind:
+  lease.release();
+}
+
 TEST(Scope, ThreadsStartWithoutOne) {
   const Scope scope("step");
   std::thread([] {

@@ -120,6 +120,11 @@ with tenure.scope("step", 3, on_close="raise") as step:
     if child == 0:
         ok = (tenure.ledger().leases, tenure.ledger().bytes) == (0, 0)
         ok &= not lease.held and tensor.sum().item() == 256
+        lease.release()  # the parent's: nothing happens
+        try:
+            ok &= lease.nbytes < 0
+        except tenure.LeaseError as error:
+            ok &= "the parent process's" in str(error)
         with tenure.hold(tensor, "child") as own:  # in the table, where the parent's was in its
             ok &= own.scope == "process" and tenure.ledger().bytes == 1024
             ok &= not lease.held

@@ -67,6 +67,7 @@ READS: dict[str, Callable[[torch.Tensor], object]] = {
     "share_memory_": lambda x: x.detach().share_memory_(),
     "resize_": lambda x: x.untyped_storage().resize_(1024),
     "bytes": lambda x: x.untyped_storage().tolist(),
+    "is_shared": lambda x: x.is_shared(),
 }
 
 
@@ -107,6 +108,14 @@ def test_aliases_made_after_the_release_raise_and_are_good_again() -> None:
         view.sum()
     tenure.refill(x, base())
     assert torch.equal(view, base().T[1:])
+
+
+def test_a_ref_can_be_copied() -> None:
+    x = base()
+    ref = tenure.StorageRef(x)
+    assert copy.copy(ref) == copy.deepcopy({"ref": ref})["ref"] == ref
+    del x
+    assert not copy.copy(ref).alive
 
 
 def test_shape_and_size_stay() -> None:

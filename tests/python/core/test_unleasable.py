@@ -43,6 +43,10 @@ def jagged() -> torch.Tensor:
     return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
 
 
+def nested() -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
 def quantized() -> torch.Tensor:
     return torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8)
 
@@ -54,6 +58,7 @@ MAKERS: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     "quantized": (quantized, r"quantized: use its int_repr\(\)"),
     "opaque": (opaque, "no storage of its own"),
     "jagged": (jagged, r"several storages: use its .*values\(\)"),
+    "nested": (nested, r"several shapes: use its values\(\)"),
     "fake": (fake_tensor, "without data of its own"),
     "wrapper": (lambda: Wrapper(torch.ones(4)), "without data of its own"),
     "zero tensor": (lambda: torch._efficientzerotensor(4), "has no data"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -146,6 +148,21 @@ def test_a_look_says_who_holds_what(trains: Program, tmp_path: Path) -> None:
     assert look["explained"] > 0.95
     sizes = [h["bytes"] for h in look["held"]]
     assert sizes == sorted(sizes, reverse=True)
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_a_look_that_cannot_be_written_is_shown(trains: Program, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    try:
+        os.mknod(full, 0o600 | stat.S_IFCHR, os.makedev(1, 7))  # as /dev/full
+        full.open("wb").close()
+    except OSError:
+        pytest.skip("a device that is full needs root")
+    ended = attach(trains.pid, "--once", "--json", full)
+    assert ended.returncode == 2
+    assert "shelf (global of train.py), 4 storages" in ended.stdout
+    assert f"cannot write {full}: " in ended.stderr
+    assert full.is_char_device()
 
 
 def test_no_file_has_the_programs_data(trains: Program, tmp_path: Path) -> None:

@@ -100,9 +100,15 @@ def test_a_process_that_tenure_run_watches(tmp_path: Path) -> None:
         watched.communicate("\n")
 
 
-def test_options_that_contradict_each_other(program: Program) -> None:
+def test_options_that_contradict_each_other(program: Program, tmp_path: Path) -> None:
     assert "--once takes one look and leaves" in refusal(program.pid, "--once", "--steps", 3)
     assert "cannot write" in refusal(program.pid, "--once", "--json", "/nowhere/look.json")
+    for how in (["--once"], ["--for", 0.1]):
+        ended = attach(program.pid, *how, "--json", tmp_path)
+        assert ended.returncode == 2
+        assert ended.stderr == (  # the program was not asked to stand still
+            f"tenure: cannot write {tmp_path}: it is a folder: give --json a file\n"
+        )
     said = refusal(program.pid, "--once", "--max-pause", 0.000001)
     assert "give --max-pause more seconds" in said
 

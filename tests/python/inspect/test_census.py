@@ -212,3 +212,10 @@ def test_threads_that_run_meanwhile_take_nothing_away() -> None:
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def test_what_was_released_is_not_alive() -> None:
+    x = torch.zeros(1 << 20)
+    before = tenure.census().nbytes
+    tenure.release(x)
+    assert before - tenure.census().nbytes >= x.numel() * 4

@@ -35,6 +35,34 @@ def test_modules_and_optimizers_are_asked() -> None:
     assert found[id(optimizer.state[loose]["exp_avg"])][1].endswith(".exp_avg")
 
 
+def test_the_programs_own_keys_are_not_told() -> None:
+    parameter = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([parameter])
+    keys = ("token-0123", 7, ("a", "b"))
+    for key in keys:
+        optimizer.state[parameter][key] = torch.ones(4)
+    found = {id(tensor): name for tensor, _, name in marked_tensors()}
+    names = {found[id(optimizer.state[parameter][key])] for key in keys}
+    assert {name.rpartition(".")[2] for name in names} == {"state"}
+
+
+def test_what_torchs_optimizers_keep_has_its_name() -> None:
+    kinds = (
+        *(torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam),
+        *(torch.optim.Adamax, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.ASGD),
+        *(torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD, torch.optim.LBFGS),
+    )
+    for kind in kinds:
+        parameter = nn.Parameter(torch.ones(4))
+        optimizer = kind([parameter])
+        for _ in range(2):
+            parameter.grad = torch.ones(4)
+            optimizer.step(lambda: torch.ones(()))
+        kept = [value for value in optimizer.state[parameter].values() if torch.is_tensor(value)]
+        found = {id(tensor): name for tensor, _, name in marked_tensors()}
+        assert not [name for name in (found[id(one)] for one in kept) if name.endswith(".state")]
+
+
 PROGRAM = """
 import torch
 from torch import nn

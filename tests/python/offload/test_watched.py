@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import gc
-from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import tenure
 from tenure.inspect import verdicts
-
-Fake = ModuleType
 
 STEPS = 16
 ROWS = 512
@@ -68,7 +66,8 @@ def test_a_graph_that_is_kept_is_named_as_the_holder() -> None:
     assert "ReluBackward0 saved result → tenure.Offload" in words(moved)
 
 
-def test_on_a_device_too(fake: Fake) -> None:
+@pytest.mark.usefixtures("fake")
+def test_on_a_device_too() -> None:
     """Births on it are not seen, as on any device whose allocator tells nothing."""
     verdict = kept_losses("fake", "host")
     assert verdict["verdict"] == "leak"

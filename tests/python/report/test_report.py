@@ -6,7 +6,10 @@ import json
 import re
 import shutil
 import sqlite3
+import textwrap
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,12 @@ import pytest
 
 from tenure.errors import InputError
 from tenure.report.data import as_block, collected
+from tenure.report.diff import compared, run_of, text_of
+from tenure.report.export import export
 from tenure.report.html import rendered, report
-from watched import tenure_run
+from tenure.report.lives import Life
+from tenure.report.peak import peak_of
+from watched import forked_run, tenure_run
 
 TOKEN = "hunter2-0123456789"
 LEAK = """
@@ -42,6 +49,8 @@ def main():
         loss.backward()
         optimizer.step()
         outputs.append(model(torch.randn(32, 64)))
+        state = optimizer.state[model.body.weight]
+        state["k" + list(secret)[0]] = state.get("k" + list(secret)[0], torch.zeros(100))
     try:
         raise ValueError(list(secret)[0])
     except ValueError as error:
@@ -157,7 +166,7 @@ def test_the_peak_by_kind(recorded: Path) -> None:
     weights = 4 * (64 * 64 + 64 + 64 * 8 + 8)
     assert sums["parameter"] == weights
     assert sums["gradient"] == weights
-    assert abs(sums["optimizer"] - 2 * weights) < 100  # and a counter for each parameter
+    assert abs(sums["optimizer"] - 2 * weights - 400) < 100  # and a counter for each parameter
     assert sums["activation"] > 40 * 4 * 32 * 64
     assert sum(sums.values()) == peak["bytes"]
     modules = {(kind, module) for kind, module, _, _ in peak["tree"]}
@@ -166,12 +175,60 @@ def test_the_peak_by_kind(recorded: Path) -> None:
     )
 
 
+def test_the_peak_of_a_program_without_steps(tmp_path: Path) -> None:
+    """Its steps are intervals, and the first is recorded under another number than its births."""
+    text = """
+        import time, torch
+        weight = torch.randn(256, 256, requires_grad=True)
+        for turn in range(200):
+            (torch.randn(64, 256) @ weight).square().mean().backward()
+            weight.grad = None
+            time.sleep(0.001)
+    """
+    (tmp_path / "train.py").write_text(textwrap.dedent(text))
+    (peak,) = collected([forked_run(["train.py"], tmp_path).folder])["peaks"]
+    unknown = sum(nbytes for _, module, nbytes, _ in peak["tree"] if module == "not recorded")
+    assert peak["bytes"] > 2 * 4 * 256 * 256
+    assert unknown < peak["bytes"] / 10
+
+
+def test_the_peak_of_a_step_that_makes_nothing() -> None:
+    origin = dict.fromkeys(("op", "module", "phase", "site", "forward_site"), "")
+    told = [(1, 100, 0, None), (2, 50, 1, 9), (3, 7, 2, 3)]  # id, bytes, born and died in step
+    lives = [
+        Life(number, nbytes, "cpu", born, died, born, died, origin, "other", "")
+        for number, nbytes, born, died in told
+    ]
+    peak = peak_of(lives, 5, 4, 150)
+    assert [life.number for life in peak.lives] == [1, 2]
+    assert peak.unknown == 0
+
+
 def test_no_secret_is_in_it(page_file: Path) -> None:
     assert TOKEN not in page_file.read_text()
     assert page_file.stat().st_mode & 0o077 == 0
 
 
-HTML = "</script><img src=x onerror=\"document.title='run'\"><b>bold</b>"
+def test_no_secret_is_in_any_file(recorded: Path, tmp_path: Path) -> None:
+    (source,) = recorded.glob("*.sqlite")
+    written = [
+        source,
+        *export([recorded], "csv", tmp_path / "tables", None),
+        *export([recorded], "trace", tmp_path / "trace.json", None),
+        *export([recorded], "snapshot", tmp_path / "snapshot.pickle", None),
+    ]
+    for file in written:
+        assert TOKEN.encode() not in file.read_bytes(), file
+    assert b"Net.body.weight.state" in source.read_bytes()
+    run = run_of([recorded], "run")
+    smaller = replace(run, parts={by: Counter() for by in run.parts})
+    told = text_of(smaller, run) + json.dumps(compared(smaller, run))
+    assert "optimizer" in told
+    assert TOKEN not in told
+
+
+LINK = "<a href='https://evil/x'>link</a>"
+HTML = f"</script><img src=x onerror=\"document.title='run'\"><b>bold</b>{LINK}"
 
 
 def test_names_with_html_are_only_names(browser: Any, recorded: Path, tmp_path: Path) -> None:
@@ -189,6 +246,11 @@ def test_names_with_html_are_only_names(browser: Any, recorded: Path, tmp_path: 
     assert HTML in opened.page.inner_text("#suspects")
     assert opened.page.locator("img").count() == 0
     assert opened.page.locator("main b").count() == 0
+    drawn = opened.page.locator("#peak-plot g.slice", has_text=LINK)
+    assert drawn.count() > 0  # the name as it is
+    drawn.first.hover()
+    assert LINK in opened.page.locator("#peak-plot .hoverlayer").text_content()
+    assert opened.page.locator("main a").count() == 0
     assert opened.page.title() != "run"
     assert opened.complaints == []
 
@@ -207,17 +269,67 @@ def test_a_cycle_is_drawn_as_one(browser: Any, recorded: Path, tmp_path: Path) -
     assert opened.page.locator("#suspects-list svg.cycle").first.locator("circle").count() == hops
 
 
-def test_many_ranks_are_a_band_and_those_that_stand_out(
-    browser: Any, recorded: Path, tmp_path: Path
-) -> None:
+def copy_to_ranks(recorded: Path, folder: Path, many: int) -> None:
+    """Recordings of a job in which every rank holds more than the one before it."""
     (source,) = recorded.glob("*.sqlite")
-    for rank in range(16):
-        copy = tmp_path / f"host-{rank}-{1000 + rank}-0.sqlite"
+    for rank in range(many):
+        copy = folder / f"host-{rank}-{1000 + rank}-0.sqlite"
         shutil.copy(source, copy)
         with sqlite3.connect(copy) as connection:
             connection.execute("UPDATE meta SET value=? WHERE key='rank'", [str(rank)])
             connection.execute("UPDATE meta SET value=? WHERE key='pid'", [str(1000 + rank)])
-            connection.execute("UPDATE steps SET held=held*?", [1 + rank])
+            connection.execute("UPDATE steps SET held=held*?, peak=peak*?", [1 + rank] * 2)
+
+
+@pytest.mark.parametrize("many", [1, 3, 16])
+def test_the_peak_is_marked(browser: Any, recorded: Path, tmp_path: Path, many: int) -> None:
+    copy_to_ranks(recorded, tmp_path, many)
+    data = collected([tmp_path])
+    opened = Opened(browser, report([tmp_path], tmp_path / "page.html"))
+    (mark,) = opened.page.evaluate("byId('memory-plot').layout.annotations")
+    top = data["ranks"][-1]
+    assert (mark["x"], mark["y"]) == (top["peak_step"], top["peak"])
+    shown = opened.page.locator("#memory-plot .annotation").text_content()
+    assert re.fullmatch(r"peak [\d.]+ [kM]B" + (f", rank {many - 1}" if many > 1 else ""), shown)
+    for name in ("held by storages", "most held in the step"):
+        opened.page.get_by_label(name).uncheck()
+    assert opened.page.locator("#memory-plot .annotation").count() == 0  # its curve is not shown
+
+
+def test_plots_and_tables_have_names(browser: Any, page_file: Path) -> None:
+    page = Opened(browser, page_file).page
+    memory = page.get_by_role("img", name=re.compile(r"^Memory over steps: LEAK \+"))
+    assert memory.get_attribute("id") == "memory-plot"
+    peak = page.get_by_role("img", name=re.compile(r"^What the peak was made of .* were alive in"))
+    assert peak.get_attribute("id") == "peak-plot"
+    unfolded = page.locator("details:not([open]) > summary")
+    while unfolded.count() > 0:
+        unfolded.first.click()
+    regions = page.get_by_role("region", name=re.compile("."))
+    assert page.locator("[tabindex='0']").count() > 3
+    assert page.locator("[tabindex='0']").count() == (
+        page.locator("[tabindex='0']").and_(regions).count()
+    )
+    assert page.get_by_role("region", name="Where they were made, suspect 1").count() == 1
+
+
+def test_the_split_by_module_is_a_table_too(browser: Any, recorded: Path, tmp_path: Path) -> None:
+    data = collected([recorded])
+    opened = Opened(browser, report([recorded], tmp_path / "page.html"))
+    table = opened.page.locator("#peak-modules")
+    assert not table.is_visible()
+    opened.page.locator("#peak-split").press("Enter")  # with the keyboard
+    assert table.is_visible()
+    columns = [opened.texts(f"#peak-modules td:nth-child({at})") for at in (1, 2)]
+    shown = list(zip(*columns, strict=True))
+    assert shown == [(kind, module or "–") for kind, module, _, _ in data["peaks"][0]["tree"]]
+    assert ("parameter", "Net.head") in shown
+
+
+def test_many_ranks_are_a_band_and_those_that_stand_out(
+    browser: Any, recorded: Path, tmp_path: Path
+) -> None:
+    copy_to_ranks(recorded, tmp_path, 16)
     data = collected([tmp_path])
     bands = data["memory"]["bands"]
     middle = bands["held"]["middle"]

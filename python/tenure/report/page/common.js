@@ -19,6 +19,11 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
+// A name in a plot: Plotly reads tags and entities in its texts, and makes links and images of them.
+function plain(text) {
+  return text.replace(/[&<>]/g, (sign) => `&#${sign.charCodeAt(0)};`);
+}
+
 function row(...cells) {
   return element("tr", {}, ...cells.map(([text, kind]) =>
     element("td", kind ? { class: kind } : {}, String(text))));
@@ -32,7 +37,8 @@ function plot(id, make) {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(`--${name}`).trim();
     const { traces, layout } = make(colour);
-    const axis = { gridcolor: colour("line"), zerolinecolor: colour("line"), automargin: true };
+    const axis = { gridcolor: colour("line"), zerolinecolor: colour("line"), automargin: true,
+      ticks: "outside", ticklen: 5, tickcolor: "rgba(0,0,0,0)" };
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     Plotly.react(id, traces, {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",

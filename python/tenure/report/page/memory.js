@@ -23,6 +23,8 @@
   }
 
   const top = data.ranks.reduce((best, rank) => (rank.peak > best.peak ? rank : best), data.ranks[0]);
+  // The system's view counts more than storages, so their peak has no place beside it alone.
+  const isMarked = () => top && top.peak > 0 && (wanted.has("held") || wanted.has("peak"));
   const draw = plot("memory-plot", (colour) => {
     const traces = [];
     for (const name of wanted) {
@@ -34,10 +36,14 @@
           dash: dashes[name] },
       }));
     }
+    const showlegend = traces.length > 1, marked = isMarked();
+    if (marked) traces.push({ x: [top.peak_step], y: [top.peak], mode: "markers", hoverinfo: "skip",
+      showlegend: false, marker: { color: colour("text"), size: 6 } });
     const layout = {
-      xaxis: { title: { text: data.unit } }, yaxis: { tickformat: ".3~s", ticksuffix: "B", rangemode: "tozero" },
-      legend: { orientation: "h", y: -0.25 }, showlegend: traces.length > 1,
-      annotations: top && wanted.has("peak") ? [{ x: top.peak_step, y: top.peak, showarrow: true,
+      xaxis: { title: { text: plain(data.unit), standoff: 4 } },
+      yaxis: { tickformat: ".3~s", ticksuffix: "B", rangemode: "tozero" },
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, showlegend,
+      annotations: marked ? [{ x: top.peak_step, y: top.peak, showarrow: true,
         arrowcolor: colour("faint"), ax: 0, ay: -28,
         text: `peak ${bytesText(top.peak)}${single ? "" : `, rank ${top.rank}`}` }] : [],
     };

@@ -1,4 +1,4 @@
-// The peak of one rank by kind and module, as a treemap and as a table.
+// The peak of one rank by kind and module, as a treemap and as tables.
 "use strict";
 {
   const colours = { parameter: "#4477aa", gradient: "#66ccee", optimizer: "#228833",
@@ -32,23 +32,28 @@
           word = `${word}.${next}`;
           inner = only;
         }
-        add(inner, `${id}/${word}`, word, id, kind || word);
+        add(inner, `${id}/${plain(word)}`, plain(word), id, kind || word);
       }
     };
     add(treeOf(rows), "peak", "peak", "", null);
     return out;
   }
 
+  // The cells of a number of bytes, of what share of the peak that is, and of a number of storages.
+  function amounts(bytes, count, peak) {
+    const share = (100 * bytes / Math.max(1, peak.bytes)).toFixed(1);
+    return [bytesText(bytes), `${share} %`, count.toLocaleString("en")].map((text) => [text, "number"]);
+  }
+
   function show(peak) {
-    const total = Math.max(1, peak.bytes);
     byId("peak-text").textContent = `${bytesText(peak.bytes)} were alive in ${data.unit} ${peak.step} on rank ${peak.rank}.`;
     const { ids, labels, parents, values, tints } = nodes(peak.tree);
-    current = () => ({
+    current = (colour) => ({
       traces: [{ type: "treemap", ids, labels, parents, values, branchvalues: "total", maxdepth: 5,
-        marker: { colors: tints, line: { width: 1 } }, text: values.map(bytesText),
+        marker: { colors: tints, line: { width: 1, color: colour("ground") } }, text: values.map(bytesText),
         textinfo: "label+text+percent root", hovertemplate: "%{id}<br>%{text}<extra></extra>",
         pathbar: { visible: true } }],
-      layout: { margin: { l: 0, r: 0, t: 24, b: 0 } },
+      layout: { margin: { l: 0, r: 0, t: 24, b: 0 }, uniformtext: { minsize: 9, mode: "hide" } },
     });
     const kinds = new Map();
     for (const [kind, module, bytes, count] of peak.tree) {
@@ -56,9 +61,9 @@
       kinds.set(kind, { ...sum, bytes: sum.bytes + bytes, count: sum.count + count });
     }
     byId("peak-table").tBodies[0].replaceChildren(...[...kinds].sort((a, b) => b[1].bytes - a[1].bytes)
-      .map(([kind, sum]) => row([kind], [bytesText(sum.bytes), "number"],
-        [`${(100 * sum.bytes / total).toFixed(1)} %`, "number"], [sum.count.toLocaleString("en"), "number"],
-        [sum.module || "–", "code"])));
+      .map(([kind, sum]) => row([kind], ...amounts(sum.bytes, sum.count, peak), [sum.module || "–", "code"])));
+    byId("peak-modules").tBodies[0].replaceChildren(...peak.tree.map(([kind, module, bytes, count]) =>
+      row([kind], [module || "–", "code"], ...amounts(bytes, count, peak))));
   }
 
   let current = null;
@@ -67,6 +72,7 @@
     choice.closest("p").hidden = true;
     byId("peak-plot").hidden = true;
     byId("peak-table").closest(".wide").hidden = true;
+    byId("peak-modules").closest("details").hidden = true;
     byId("peak-text").textContent = "Storages were only counted: record with --level trace to see them.";
   } else {
     data.peaks.forEach((peak, at) => choice.append(element("option", { value: at }, `${peak.rank}`)));
@@ -74,7 +80,7 @@
     choice.value = highest;
     choice.closest("p").hidden = data.peaks.length === 1;
     show(data.peaks[highest]);
-    const draw = plot("peak-plot", () => current());
+    const draw = plot("peak-plot", (colour) => current(colour));
     choice.addEventListener("change", () => { show(data.peaks[choice.value]); draw(); });
   }
 }

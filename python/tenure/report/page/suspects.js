@@ -43,14 +43,15 @@
     }));
   }
 
-  function places(suspect) {
+  function places(suspect, number) {
     const head = ["rank", "grows a " + data.unit, "bytes", "storages", "operator", "module", "phase", "line"];
     const table = element("table", {}, element("caption", {}, "Where they were made"),
       element("thead", {}, element("tr", {}, ...head.map((text) => element("th", { scope: "col" }, text)))),
       element("tbody", {}, ...suspect.places.map((place) => row([place.rank], [bytesText(place.grows), "number"],
         [bytesText(place.bytes), "number"], [place.count.toLocaleString("en"), "number"],
         [place.op, "code"], [place.module, "code"], [place.phase], [place.site, "code"]))));
-    return element("div", { class: "wide", tabindex: "0" }, table);
+    return element("div", { class: "wide", tabindex: "0", role: "region",
+      "aria-label": `Where they were made, suspect ${number}` }, table);
   }
 
   data.suspects.forEach((suspect, i) => {
@@ -61,7 +62,7 @@
       inside.append(element("p", { class: "note" }, suspect.cycle ? "held in a cycle" : "held by"), path(hops));
       if (suspect.cycle) inside.append(ring(hops));
     }
-    inside.append(places(suspect));
+    inside.append(places(suspect, i + 1));
     const box = element("details", i === 0 ? { open: "" } : {}, element("summary", {}, suspect.lines[0]), inside);
     byId("suspects-list").append(box);
   });
