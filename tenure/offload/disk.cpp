@@ -265,7 +265,6 @@ void Disk::run(const Job& job) {
   } else if (job.rest.use_count() > 1) {
     write(*job.rest);
   } else {  // nobody wants it any more
-    job.rest->left.wait();
     std::lock_guard lock(mutex_);
     unwritten_ -= job.rest->size;
     changed_.notify_all();

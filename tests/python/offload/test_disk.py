@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 import tenure
 from offloading import MIB, Keep, batch, blocks, equal, gradients
 from probes import assert_ends_well, needs_real_frees
+from slow_copies import N, Slow, full, values
 from unsteady import growth
 
 HERE = Path(__file__).parent
@@ -23,12 +24,13 @@ def on_disk(folder: Path, *models: Any, **options: Any) -> tenure.Offload:
     return tenure.Offload(*models, target=f"disk:{folder}", min_bytes=1, **options)
 
 
+def links() -> list[Path]:
+    """Of open files, to their names."""
+    return [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+
+
 def descriptors() -> set[str]:
-    out = set()
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the one that lists them
-            out.add(str(link.readlink()))
-    return out
+    return {str(link.readlink()) for link in links()}
 
 
 def test_gradients_are_those_without(tmp_path: Path) -> None:
@@ -54,6 +56,62 @@ def test_from_a_device(fake: ModuleType, tmp_path: Path, streams: Any) -> None:
     assert offload.stats().moved_out_bytes > 0
 
 
+def slow_to(folder: Path, fake: ModuleType) -> Slow:
+    return Slow(fake, target=f"disk:{folder}")
+
+
+def let_it_write(slow: Slow) -> None:
+    """So that host memory is free. If that takes longer, the test says nothing."""
+    slow.run()
+    time.sleep(0.2)
+
+
+def test_it_writes_what_has_arrived(fake: ModuleType, tmp_path: Path) -> None:
+    slow = slow_to(tmp_path, fake)
+    found: list[Tensor] = []
+    with slow.offload:
+        slow.hold()
+        saved = slow.save(full(3, 6 * N), use=found.extend)
+        time.sleep(0.2)
+        let_it_write(slow)
+        slow.backward(saved)
+        slow.run()
+    assert values(found[0]) == {3}
+
+
+def test_it_reads_to_where_no_copy_writes(fake: ModuleType, tmp_path: Path) -> None:
+    """Another storage's copy to the same host memory is still to come, though nobody wants it."""
+    slow = slow_to(tmp_path, fake)
+    found: list[Tensor] = []
+    other = full(5, 6 * N)
+    with slow.offload:
+        first = slow.save(full(3, 6 * N), use=found.extend)
+        let_it_write(slow)
+        slow.hold()
+        second = slow.save(other)
+        writing = slow.busy()
+        del second
+        slow.backward(first)
+        slow.advance(writing)
+        slow.run()
+    assert values(found[0]) == {3}
+
+
+def test_it_reads_to_where_no_copy_reads(fake: ModuleType, tmp_path: Path) -> None:
+    slow = slow_to(tmp_path, fake)
+    found: list[Tensor] = []
+    with slow.offload:
+        first = slow.save(full(3, 6 * N), use=found.extend)
+        let_it_write(slow)
+        second = slow.save(full(5, 6 * N), use=found.extend)
+        let_it_write(slow)
+        slow.hold()
+        slow.backward(first)
+        slow.backward(second)
+        slow.run()
+    assert [values(tensor) for tensor in found] == [{3}, {5}]
+
+
 def test_views_share_one_place(tmp_path: Path) -> None:
     seen: list[Tensor] = []
     offload = on_disk(tmp_path)
@@ -69,8 +127,8 @@ def test_views_share_one_place(tmp_path: Path) -> None:
 
 
 def test_more_than_is_in_memory_at_once(tmp_path: Path) -> None:
-    """Host memory is a way station: 24 storages of 4 MiB pass through much less."""
-    offload = on_disk(tmp_path)
+    """Host memory is a way station: 24 storages of 4 MiB pass through a third of that."""
+    offload = on_disk(tmp_path, host_limit=32 * MIB)
     for _ in range(3):
         seen: list[Tensor] = []
         with offload:
