@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,8 +16,8 @@ import torch  # noqa: F401  the extension needs its libraries loaded
 
 from tenure import _C
 from tenure.errors import InputError
-from tenure.inspect import local, verdicts
-from tenure.inspect.words import many
+from tenure.inspect import local, opening, verdicts
+from tenure.inspect.opening import SCHEMA, opened
 
 __all__ = [
     "SCHEMA",
@@ -37,33 +37,8 @@ __all__ = [
     "together",
 ]
 
-SCHEMA = 1
 _AT_ONCE = 64  # recordings between two reports of progress
 _MOST_THREADS = 16
-
-# What is wrong in a column: SQLite takes anything there, and sorts numbers below texts.
-_NO_NUMBER = "({} < '') IS NOT 1"
-_NO_TEXT = "({} >= '') IS NOT 1"
-_NO_NUMBER_NOR_NULL = "{} >= ''"
-_NO_TEXT_NOR_NULL = "{} < ''"
-# By table, the columns that are read; recordings of an older Tenure do not have all.
-_WRONG = {
-    "steps": {
-        **dict.fromkeys(("seconds", "held", "peak"), _NO_NUMBER),
-        **dict.fromkeys(("rss", "device_used", "device_allocated"), _NO_NUMBER_NOR_NULL),
-    },
-    "origins": {
-        **dict.fromkeys(("op", "module", "phase", "site", "forward_site"), _NO_TEXT_NOR_NULL),
-        "device": _NO_NUMBER_NOR_NULL,
-    },
-    "storages": {
-        **dict.fromkeys(("bytes", "born_step", "born_ns"), _NO_NUMBER),
-        **dict.fromkeys(("died_step", "died_ns"), _NO_NUMBER_NOR_NULL),
-    },
-    "kinds": {"kind": _NO_TEXT, "name": _NO_TEXT},
-    "cuts": dict.fromkeys(("step", "origin", "bytes", "count", "birth_steps"), _NO_NUMBER),
-    "holdings": {"origin": _NO_NUMBER, "path": _NO_TEXT},
-}
 
 
 @dataclass(frozen=True)
@@ -141,33 +116,12 @@ def _sound(heads: Iterable[_Head], broken: dict[Path, str]) -> list[_Head]:
     """Those whose tables have what verdicts and reports need; `broken` says why others have not."""
     out = []
     for head in heads:
-        why = _what_is_wrong(head.path)
+        why = opening.what_is_wrong(head.path)
         if why:
             broken[head.path] = why
         else:
             out.append(head)
     return out
-
-
-def _what_is_wrong(path: Path) -> str:
-    try:
-        with opened(path) as connection:
-            for table in _WRONG:
-                _check_table(connection, table)
-    except InputError as error:
-        return str(error)
-    return ""
-
-
-def _check_table(connection: sqlite3.Connection, table: str) -> None:
-    """Reads every row, for SQLite says that a page is lost when it comes to it."""
-    there = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
-    wrong = [_WRONG[table][column].format(column) for column in there if column in _WRONG[table]]
-    if wrong:
-        sql = f"SELECT count(*) FROM {table} WHERE {' OR '.join(wrong)}"
-        (count,) = connection.execute(sql).fetchone()
-        if count:
-            raise ValueError(f"{many(count, 'row')} of its {table} cannot be read")
 
 
 def _check_that_they_are_one_run(runs: list[list[_Head]]) -> None:
@@ -250,79 +204,6 @@ def _runs(heads: Iterable[_Head]) -> list[list[_Head]]:
     return [sorted(run, key=lambda head: head.path) for run in runs]
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A recording, for reading. Raises InputError for what is none, is damaged or is newer."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(100)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    if not head.startswith(b"SQLite format 3\x00"):
-        raise InputError(f"{path} is no recording: `tenure run` makes them")
-    try:
-        _check_length(path, head)
-        with closing(_connect(path)) as connection:
-            _check_schema(path, connection)
-            yield connection
-    except InputError:
-        raise
-    except (sqlite3.Error, LookupError, TypeError, ValueError) as error:
-        # What is in it may be no JSON, no number, or not there.
-        raise _damaged(path, error) from None
-
-
-def _check_length(path: Path, head: bytes) -> None:
-    """SQLite reads zeros where the end of the last page is missing."""
-    if len(head) < 100 or head[24:28] != head[92:96] or _log_of(path).exists():
-        return  # how many pages there are is not in the head
-    page = int.from_bytes(head[16:18], "big")
-    wanted = (65536 if page == 1 else page) * int.from_bytes(head[28:32], "big")
-    there = path.stat().st_size
-    if there < wanted:
-        raise ValueError(f"{there:,} of its {wanted:,} bytes are there")
-
-
-def _log_of(path: Path) -> Path:
-    file = path.resolve()
-    return file.with_name(f"{file.name}-wal")
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    """Read-only; the log beside a recording that was cut off is read too, where that can be.
-
-    Without a log nobody writes it, and with `immutable` SQLite leaves no files of its own there.
-    """
-    file = path.resolve()
-    if _log_of(file).exists():
-        try:
-            connection = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)
-            connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-        except sqlite3.OperationalError:
-            pass  # in a folder that cannot be written to, SQLite cannot make the log's index
-        else:
-            return connection
-    return sqlite3.connect(f"{file.as_uri()}?immutable=1", uri=True)
-
-
-def _check_schema(path: Path, connection: sqlite3.Connection) -> None:
-    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
-    if not {"meta", "steps", "origins", "holdings"} <= tables:
-        raise InputError(
-            f"{path} is no recording, or was copied without the file {path.name}-wal beside it"
-        )
-    row = connection.execute("SELECT value FROM meta WHERE key='schema'").fetchone()
-    told = str(row[0]) if row else ""
-    schema = int(told) if told.isascii() and told.isdigit() else 0
-    if schema < 1:
-        raise InputError(f"{path} is damaged or no recording: '{told}' is no schema")
-    if schema > SCHEMA:
-        raise InputError(
-            f"{path} was recorded by a newer Tenure (schema {schema}, this one reads {SCHEMA}): "
-            "update with pip install --upgrade tenure"
-        )
-
-
 def document_of(path: Path) -> verdicts.Document:
     """The verdict on one recording. Raises InputError for what cannot be read."""
     (made,) = _documents({path: _head(path).meta})
@@ -341,7 +222,7 @@ def _documents(meta: Mapping[Path, dict[str, str]]) -> list[verdicts.Document | 
             steps = told.get("unit", "step") == "step"
             cases[path] = (str(path.resolve()), steps, accused, bounded)
         except (TypeError, ValueError) as error:
-            out[path] = _damaged(path, error)
+            out[path] = opening.damaged(path, error)
     for path, judged in zip(cases, _judged(list(cases.values())), strict=True):
         out[path] = _document(path, judged, meta[path])
     return [out[path] for path in meta]
@@ -351,7 +232,7 @@ def _document(
     path: Path, judged: dict[str, Any] | str, meta: Mapping[str, str]
 ) -> verdicts.Document | InputError:
     if isinstance(judged, str):
-        return _damaged(path, judged)
+        return opening.damaged(path, judged)
     try:
         process = _process(path, meta, judged["last"])
         wanted = {one["origin"] for one in (*judged["suspects"], *judged["filling"])}
@@ -360,11 +241,7 @@ def _document(
     except InputError as error:
         return error
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        return _damaged(path, error)
-
-
-def _damaged(path: Path, why: object) -> InputError:
-    return InputError(f"{path} is damaged or no recording: {why}")
+        return opening.damaged(path, error)
 
 
 def _judged(
