@@ -115,17 +115,21 @@ TEST(HostPool, PiecesDoNotOverlap) {
   }
 }
 
-// Two neighbours of one slab, the copies back from which were queued in this order.
+enum class Way : uint8_t { out, back };
+
+// Two neighbours of one slab, the copies to or from which were queued in this order.
 struct Neighbours {
-  explicit Neighbours(HostPool& pool) {
+  Neighbours(HostPool& pool, Way way) {
     auto slab = pool.take(8192);
     EXPECT_EQ(slab.size(), 1U);
-    first = {slab[0].data, 4096, {}};
-    first.busy.back = Fence(older);
-    first.busy.back_order = pool.next_order();
-    second = {slab[0].data + 4096, 4096, {}};
-    second.busy.back = Fence(younger);
-    second.busy.back_order = pool.next_order();
+    const auto piece = [&](char* data, const std::shared_ptr<Later>& done) {
+      HostPool::Busy busy;
+      (way == Way::out ? busy.out : busy.back) = Fence(done);
+      (way == Way::out ? busy.out_order : busy.back_order) = pool.next_order();
+      return HostPool::Piece{data, 4096, busy};
+    };
+    first = piece(slab[0].data, older);
+    second = piece(slab[0].data + 4096, younger);
   }
   std::shared_ptr<Later> older = std::make_shared<Later>();
   std::shared_ptr<Later> younger = std::make_shared<Later>();
@@ -134,17 +138,19 @@ struct Neighbours {
 };
 
 TEST(HostPool, JoinedNeighboursWaitForTheYoungerFence) {
-  for (const bool younger_first : {false, true}) {
-    HostPool pool(plain(), kNoLimit);
-    Neighbours two(pool);
-    pool.give(younger_first ? two.second : two.first);
-    pool.give(younger_first ? two.first : two.second);
-    const auto again = pool.take(8192);
-    ASSERT_EQ(again.size(), 1U);
-    *two.older->done = true;
-    EXPECT_FALSE(again[0].busy.ready());
-    *two.younger->done = true;
-    EXPECT_TRUE(again[0].busy.ready());
+  for (const auto way : {Way::out, Way::back}) {
+    for (const bool younger_first : {false, true}) {
+      HostPool pool(plain(), kNoLimit);
+      Neighbours two(pool, way);
+      pool.give(younger_first ? two.second : two.first);
+      pool.give(younger_first ? two.first : two.second);
+      const auto again = pool.take(8192);
+      ASSERT_EQ(again.size(), 1U);
+      *two.older->done = true;
+      EXPECT_FALSE(again[0].busy.ready());
+      *two.younger->done = true;
+      EXPECT_TRUE(again[0].busy.ready());
+    }
   }
 }
 
@@ -152,7 +158,7 @@ TEST(HostPool, WhereCopiesHaveNoOrderNeighboursJoinWhenTheyAreReady) {
   auto source = plain();
   source.in_order = false;
   HostPool pool(std::move(source), kNoLimit);
-  Neighbours two(pool);
+  Neighbours two(pool, Way::back);
   pool.give(two.first);
   pool.give(two.second);
   auto apart = pool.take(8192);
