@@ -213,7 +213,9 @@ std::vector<std::pair<py::object, py::object>> unwind(const py::object& self, bo
   if (current && with_inner) {
     for (auto at = nearest_open(current_here()); !at.is(self) && !at.is_none();
          at = nearest_open(in(at).outer)) {
-      ending.push_back(at);
+      if (in(at).thread == in(self).thread) {  // another thread's moves up
+        ending.push_back(at);
+      }
     }
   }
   ending.push_back(self);
@@ -251,7 +253,8 @@ void leave(const py::object& self, const py::object& kind, const py::object& err
     for (const auto& [one, report] : ended) {
       one.attr("_unwound")(report);
     }
-    const auto left = ended.back().second.cast<const tenure::ScopeReport&>().moved_up;
+    const auto left =
+        ended.empty() ? 0 : ended.back().second.cast<const tenure::ScopeReport&>().moved_up;
     if (generator && left != 0) {
       throw tenure::ScopeError(
           tenure::text("scope '", name_of(self), "' was closed while ",

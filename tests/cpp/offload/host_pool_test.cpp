@@ -1,5 +1,6 @@
 #include <tenure/offload/host_pool.h>
 
+#include "later.h"
 #include <tenure/core/error.h>
 
 #include <gtest/gtest.h>
@@ -12,6 +13,8 @@
 
 namespace tenure::offload {
 namespace {
+
+using test::Later;
 
 constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
 
@@ -40,15 +43,6 @@ void give(HostPool& pool, std::vector<HostPool::Piece> pieces) {
     pool.give(std::move(piece));
   }
 }
-
-// Ready when told.
-class Later final : public Fence::Point {
- public:
-  bool ready() const override { return *done; }
-  void wait_on_host() const override {}
-  void wait_on(const c10::Stream& /*stream*/) const override {}
-  std::shared_ptr<bool> done = std::make_shared<bool>(false);
-};
 
 TEST(HostPool, TakesWhatIsAsked) {
   HostPool pool(plain(), kNoLimit);
@@ -151,6 +145,20 @@ TEST(HostPool, JoinedNeighboursWaitForTheYoungerFence) {
       *two.younger->done = true;
       EXPECT_TRUE(again[0].busy.ready());
     }
+  }
+}
+
+TEST(HostPool, ItsEndWaitsForTheCopiesThatUseIt) {
+  for (const auto way : {Way::out, Way::back}) {
+    std::shared_ptr<Later> last;
+    {
+      HostPool pool(plain(), kNoLimit);
+      const Neighbours two(pool, way);
+      pool.give(two.first);
+      pool.give(two.second);
+      last = two.younger;
+    }
+    EXPECT_TRUE(last->ready());
   }
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,13 @@ def on_disk(folder: Path, *models: Any, **options: Any) -> tenure.Offload:
     return tenure.Offload(*models, target=f"disk:{folder}", min_bytes=1, **options)
 
 
+def eventually(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert holds()
+
+
 def links() -> list[Path]:
     """Of open files, to their names."""
     return [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
@@ -41,7 +49,7 @@ def test_gradients_are_those_without(tmp_path: Path) -> None:
         assert equal(gradients(model, x, offload), gradients(model, x))
         stats = offload.stats()
         assert min(stats.moved_out_bytes, stats.moved_in_bytes) > 0
-        assert stats.disk_bytes == 0
+        eventually(lambda: offload.stats().disk_bytes == 0)  # a write may be under way
     assert not any(tmp_path.iterdir())
 
 
@@ -75,24 +83,6 @@ def test_it_writes_what_has_arrived(fake: ModuleType, tmp_path: Path) -> None:
         time.sleep(0.2)
         let_it_write(slow)
         slow.backward(saved)
-        slow.run()
-    assert values(found[0]) == {3}
-
-
-def test_it_reads_to_where_no_copy_writes(fake: ModuleType, tmp_path: Path) -> None:
-    """Another storage's copy to the same host memory is still to come, though nobody wants it."""
-    slow = slow_to(tmp_path, fake)
-    found: list[Tensor] = []
-    other = full(5, 6 * N)
-    with slow.offload:
-        first = slow.save(full(3, 6 * N), use=found.extend)
-        let_it_write(slow)
-        slow.hold()
-        second = slow.save(other)
-        writing = slow.busy()
-        del second
-        slow.backward(first)
-        slow.advance(writing)
         slow.run()
     assert values(found[0]) == {3}
 
@@ -207,6 +197,7 @@ def test_a_full_disk_is_one_clear_error_and_the_next_step_works(tmp_path: Path) 
         print(error)
     assert step(1)
     """,
+        host_limit=64 * MIB,  # so that a step waits for the disk
     )
     assert said.startswith(f"cannot offload more to {tmp_path}: File too large after ")
     assert "free some room there, or give host_full" in said
@@ -220,6 +211,7 @@ def test_a_full_disk_keeps_on_the_device_what_does_not_fit(tmp_path: Path) -> No
     print(offload.stats().kept["host limit reached"][0] > 0)
     """,
         host_full="keep",
+        host_limit=64 * MIB,
     )
     assert said.strip() == "True"
 
@@ -262,10 +254,15 @@ def test_a_disk_without_any_room_is_tried_again(tmp_path: Path) -> None:
 
 def test_the_file_shrinks_when_steps_do(tmp_path: Path) -> None:
     offload = on_disk(tmp_path)
-    for storages in (32, 32, 2, 2, 2):
+
+    def file_after_step(storages: int) -> int:
         with offload:
             x = torch.ones(1, requires_grad=True)
             for _ in range(storages):
                 x = Keep.apply(x, [], torch.ones(MIB // 4))
             x.sum().backward()
-    assert offload.stats().file_bytes <= 4 * MIB
+        return int(offload.stats().file_bytes)
+
+    file_after_step(32)
+    file_after_step(32)
+    eventually(lambda: file_after_step(2) <= 4 * MIB)

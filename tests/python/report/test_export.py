@@ -228,6 +228,7 @@ def perfetto(trace: Path) -> Iterator[Perfetto]:
         playwright.chromium.launch(executable_path=program, args=options) as browser,
     ):
         page = browser.new_page()
+        page.set_default_timeout(180_000)  # some seconds, on a machine that does nothing else
         page.route(lambda url: not url.startswith(address), lambda route: route.abort())
         page.goto(address)
         page.wait_for_function("window.app !== undefined")
