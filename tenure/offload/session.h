@@ -18,7 +18,7 @@
 // gone:  the storage is let go when its copy is done, or when the compute stream waits for it.
 // back:  waits for the compute stream (whoever had the memory before) and for `out`.
 // use:   the stream that asked waits for `back`.
-// Removing any of these makes a test of tests/python/offload/test_races.py fail.
+// Removing any of these makes a test fail: `scripts/fences` tries it with each.
 //
 // Threads: begin, end and pack are for one thread at a time; unpack and the end of Saved objects
 // may come on any. No call waits for the device.
