@@ -48,6 +48,11 @@ py::object nearest_open(py::object scope) {
   return scope;
 }
 
+// None is the process, and so is one that was never opened.
+ScopeId id_of(const py::object& scope) {
+  return scope.is_none() ? ScopeId::process : in(scope).id.value_or(ScopeId::process);
+}
+
 // REQUIRES: the GIL. `thread` is this thread, or one that waits for this one.
 ScopeId look_up(PyThreadState* thread) {
   PyObject* value = nullptr;
@@ -65,7 +70,7 @@ ScopeId look_up(PyThreadState* thread) {
     return ScopeId::process;
   }
   const auto found = nearest_open(py::reinterpret_steal<py::object>(value));
-  return found.is_none() ? ScopeId::process : *in(found).id;
+  return id_of(found);
 }
 
 // CPython counts the changes of a thread's context, for ContextVar's own cache, in a field that
@@ -169,8 +174,7 @@ void require_innermost(const py::object& self) {
   if (innermost.is(self)) {
     return;
   }
-  const auto path =
-      tenure::ledger().scopes().path(innermost.is_none() ? ScopeId::process : *in(innermost).id);
+  const auto path = tenure::ledger().scopes().path(id_of(innermost));
   throw tenure::ScopeError(tenure::text("scope '", name_of(self),
                                         "' is not the innermost scope here, '", path,
                                         "' is: close scopes where they were opened and in reverse "
@@ -222,7 +226,7 @@ std::vector<std::pair<py::object, py::object>> unwind(const py::object& self, bo
   std::vector<std::pair<py::object, py::object>> out;
   for (const auto& scope : ending) {
     if (in(scope).open()) {
-      out.emplace_back(scope, py::cast(close_tree_scope(*in(scope).id, tenure::Ending::exception)));
+      out.emplace_back(scope, py::cast(close_tree_scope(id_of(scope), tenure::Ending::exception)));
     }
   }
   if (current) {

@@ -22,7 +22,8 @@ namespace tenure {
 
 class StorageRef;
 
-// Every function may be left empty.
+// Every function may be left empty. The initializers say so to the compiler.
+// NOLINTBEGIN(readability-redundant-member-init)
 struct Part {
   std::string name;                // "offload"
   std::vector<OwnerKind> kinds{};  // the kinds of owner under which it takes leases
@@ -39,6 +40,7 @@ struct Part {
   // Another part has copied a storage to the host, into memory of its own: `copy` stands for it.
   std::function<void(c10::StorageImpl& copy, const StorageRef& original)> copied{};
 };
+// NOLINTEND(readability-redundant-member-init)
 
 // Keeps a part registered; ends with this object. A call that is in flight may still finish.
 class PartRegistration {
