@@ -71,10 +71,12 @@ def test_a_verdict() -> None:
     assert "LEAK +" in page.text
     assert "kept (local of leak)" in page.text
     assert "table" in page.tags
-    verdict["suspects"][0]["module"] = verdict["suspects"][0]["site"] = EVIL
+    verdict["suspects"][0]["module"] = EVIL
+    verdict["suspects"][0]["site"] = EVIL.replace("/", "")  # of a path the last part is shown
     verdict["suspects"][0]["holders"][0][0]["text"] = EVIL
     page = shown(verdict)
-    assert page.text.count(EVIL) >= 3
+    assert page.text.count(EVIL) >= 2
+    assert EVIL.replace("/", "") in page.text
     assert "table" in page.tags
 
 
