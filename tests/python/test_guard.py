@@ -38,17 +38,22 @@ def install_torch(site: Path, version: str) -> None:
     (site / "torch/version.py").write_text(f"__version__ = '{version}'\n")
 
 
-def error_of_import(site: Path) -> str:
+def stderr_of_import(site: Path, before: str = "") -> str:
     run = subprocess.run(
-        [sys.executable, "-S", "-c", "import tenure"],
+        [sys.executable, "-S", "-c", f"{before}import tenure"],
         env={"PYTHONPATH": str(site)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.returncode == 1
-    kind, _, sentence = run.stderr.strip().splitlines()[-1].partition(": ")
-    assert kind == "ImportError", run.stderr
+    return run.stderr
+
+
+def error_of_import(site: Path, before: str = "") -> str:
+    said = stderr_of_import(site, before)
+    kind, _, sentence = said.strip().splitlines()[-1].partition(": ")
+    assert kind == "ImportError", said
     return sentence
 
 
@@ -110,14 +115,7 @@ def test_a_torch_that_does_not_say_its_version(site: Path) -> None:
 
 def test_another_patch_is_the_same_torch(site: Path) -> None:
     install_torch(site, "7.1.9")
-    run = subprocess.run(
-        [sys.executable, "-S", "-c", "import tenure"],
-        env={"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "torch was imported" in run.stderr
+    assert "torch was imported" in stderr_of_import(site)
 
 
 def test_no_torch(site: Path) -> None:
@@ -138,16 +136,8 @@ def test_no_extension(site: Path) -> None:
 
 def test_a_torch_that_may_not_be_imported(site: Path) -> None:
     install_torch(site, "7.1.0")
-    run = subprocess.run(
-        [sys.executable, "-S", "-c", "import sys; sys.modules['torch'] = None; import tenure"],
-        env={"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "ImportError: Tenure 0.1.0 was built against torch 7.1 and there is no torch here" in (
-        run.stderr
-    )
+    said = error_of_import(site, "import sys; sys.modules['torch'] = None; ")
+    assert said.startswith("Tenure 0.1.0 was built against torch 7.1 and there is no torch here")
 
 
 def test_no_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,24 @@ TEST(Concurrency, SixteenThreadsLeaveNothingBehind) {
   EXPECT_EQ(Object::alive.load(), alive_before);
 }
 
+struct Taken {
+  size_t all = 0;
+  size_t held = 0;  // all of these in the process scope
+};
+
+Taken count(const std::vector<std::vector<Lease>>& taken) {
+  Taken out;
+  for (const auto& leases : taken) {
+    out.all += leases.size();
+    for (const auto& lease : leases) {
+      const auto row = lease.row();
+      out.held += row ? 1 : 0;
+      EXPECT_TRUE(!row || row->scope == ScopeId::process);
+    }
+  }
+  return out;
+}
+
 // Threads take leases in a scope while its own thread closes it: each lease is either released by
 // the close or lands in the process scope; none is lost in between.
 TEST(Concurrency, LeasesTakenWhileTheirScopeClosesAreNeverLost) {
@@ -137,18 +155,7 @@ TEST(Concurrency, LeasesTakenWhileTheirScopeClosesAreNeverLost) {
       const auto report = scope.close();
       stop.store(true);
       takers.clear();
-      size_t held = 0;
-      size_t all = 0;
-      for (const auto& leases : taken) {
-        all += leases.size();
-        for (const auto& lease : leases) {
-          const auto row = lease.row();
-          held += row ? 1 : 0;
-          if (row) {
-            EXPECT_EQ(row->scope, ScopeId::process);
-          }
-        }
-      }
+      const auto [all, held] = count(taken);
       EXPECT_EQ(report.leases + held, all);
       EXPECT_EQ(ledger().totals().all.leases, held);
     }
@@ -182,16 +189,7 @@ TEST(Concurrency, ScopesOfOthersMoveUpWhenAnExceptionEndsTheirs) {
     moved += report.moved_up;
     stop.store(true);
     others.clear();
-    size_t held = 0;
-    size_t all = 0;
-    for (const auto& leases : taken) {
-      all += leases.size();
-      for (const auto& lease : leases) {
-        const auto row = lease.row();
-        held += row ? 1 : 0;
-        EXPECT_TRUE(!row || row->scope == ScopeId::process);
-      }
-    }
+    const auto [all, held] = count(taken);
     EXPECT_EQ(report.leases + held, all);
     taken.clear();
     ASSERT_EQ(Object::alive.load(), alive_before);
