@@ -126,7 +126,6 @@ class Way:
     name: str
     make: Callable[[Job, Reference], Arm]
     host: float = 0.0  # of the activations' bytes
-    cached: bool = False  # in torch's cache of pinned memory, which such arms share
     missing: Callable[[str], str | None] = lambda _device: None  # why it cannot run here
 
 
@@ -222,21 +221,19 @@ def ways(trl: Trl) -> list[Way]:
     return [
         Way("none", lambda _job, _reference: Arm("none")),
         Way("checkpointing", lambda _job, _reference: Arm("checkpointing", checkpoint=FULL)),
-        Way("trl", lambda job, _: trl.arm(job, "trl"), 1.1, True, trl.missing),
+        Way("trl", lambda job, _: trl.arm(job, "trl"), 1.1, trl.missing),
         Way(
             "checkpointing+trl",
             lambda job, _: trl.arm(job, "checkpointing+trl", FULL),
             0.1,
-            True,
             trl.missing,
         ),
         # It copies every saved tensor, also one of the same storage again, and parameters.
-        Way("save_on_cpu", lambda _job, _reference: Arm("save_on_cpu", save_on_cpu), 1.4, True),
+        Way("save_on_cpu", lambda _job, _reference: Arm("save_on_cpu", save_on_cpu), 1.45),
         Way(
             "selective",
             lambda _job, _reference: Arm("selective", checkpoint=selective_options()),
             0.5,
-            True,
             no_selective,
         ),
         Way("ours", lambda job, _: ours(job, "ours"), 1.05, missing=no_offload),
@@ -267,14 +264,9 @@ def groups(chosen: list[Way], reference: Reference, room: float) -> list[list[Wa
         if way is none:
             continue
         for group in out:
-            if _host([*group, way]) * reference.activations <= room:
+            if sum(each.host for each in [*group, way]) * reference.activations <= room:
                 group.append(way)
                 break
         else:
             out.append([none, way])
     return out or [[none]]
-
-
-def _host(group: list[Way]) -> float:
-    shared = max((way.host for way in group if way.cached), default=0.0)
-    return shared + sum(way.host for way in group if not way.cached)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from offload_arms import Arm, Job, Reference, Way, groups
 from offload_bars import Found, Run, Step
-from offload_device import GIB, Cpu, Device
+from offload_device import GIB, Cpu, Device, host_free
 
 import tenure
 
@@ -201,7 +201,5 @@ def measured(
         del group
         job.clear()
         device.release()
-        pinned = device.pinned()
-        if pinned:
-            say(f"{pinned / GIB:.2f} GiB of pinned memory are still held")
+        say(f"{host_free() / GIB:.1f} GiB of the host are free")
     return run

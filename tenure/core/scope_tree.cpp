@@ -4,6 +4,7 @@
 #include <tenure/core/fast_tls.h>
 #include <tenure/core/text.h>
 
+#include <mutex>
 #include <thread>
 
 namespace tenure {

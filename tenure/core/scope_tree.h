@@ -4,13 +4,13 @@
 // Any thread may call.
 #pragma once
 
+#include <tenure/core/lock.h>
 #include <tenure/core/names.h>
 
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -118,7 +118,7 @@ class ScopeTree {
   }
 
   static constexpr size_t kChunk = 256;
-  mutable std::mutex mutex_;
+  mutable Lock mutex_;
   // Chunks never move and are never freed before the tree, so a node's place stays valid.
   std::array<std::atomic<ScopeNode*>, kMostOpenScopes / kChunk> chunks_{};
   std::vector<std::unique_ptr<ScopeNode[]>> owned_;

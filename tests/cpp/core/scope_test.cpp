@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <latch>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -185,11 +186,18 @@ TEST(Scope, OneOfAnotherThreadMovesUpWhenAnExceptionEndsTheOuterOne) {
   const Scope job("job");
   ScopeId theirs{};
   Lease lease;
+  std::latch opened(1);
+  std::latch looked_at(1);
+  std::thread thread;
   try {
     const Scope epoch("epoch", OnClose::release);
-    std::thread([&] {
-      theirs = scopes.open({intern("theirs"), {}}, OnClose::report, epoch.id());
-    }).join();
+    thread = std::thread([&, outer = epoch.id()] {
+      theirs = scopes.open({intern("theirs"), {}}, OnClose::report, outer);
+      opened.count_down();
+      looked_at.wait();
+      close_scope(theirs, Ending::normal);
+    });
+    opened.wait();
     lease = hold(at::empty({64}, at::kByte), owner(), theirs);
     throw std::runtime_error("a step failed");
   } catch (const std::runtime_error&) {
@@ -197,8 +205,9 @@ TEST(Scope, OneOfAnotherThreadMovesUpWhenAnExceptionEndsTheOuterOne) {
   }
   EXPECT_EQ(scopes.path(theirs), "job / theirs");
   EXPECT_TRUE(lease.held());
-  // Nobody can close it any more: its thread is gone. So that this test leaves nothing behind:
   lease.release();
+  looked_at.count_down();
+  thread.join();
 }
 
 TEST(Scope, ThreadsStartWithoutOne) {
