@@ -9,6 +9,7 @@ tenure_compile(tenure)
 target_compile_features(tenure PUBLIC cxx_std_20)
 # Our functions may call each other without asking whether a program replaced them.
 target_compile_options(tenure PRIVATE -fno-semantic-interposition)
+target_link_options(tenure PRIVATE LINKER:-Bsymbolic-functions)
 target_include_directories(tenure PUBLIC
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<BUILD_INTERFACE:${TENURE_GENERATED}>
   $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)

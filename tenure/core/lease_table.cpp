@@ -58,7 +58,7 @@ class LeaseTable::AllLocked {
 // before it changes that, and every writer holds one.
 constexpr int64_t kSlack = int64_t{16} * 1024;
 
-void LeaseTable::Counter::publish_alone(int64_t delta) {
+inline void LeaseTable::Counter::publish_alone(int64_t delta) {
   const auto now = bytes.load(std::memory_order_relaxed) + delta;
   bytes.store(now, std::memory_order_relaxed);
   if (now > peak.load(std::memory_order_relaxed)) {
@@ -80,7 +80,7 @@ void LeaseTable::Counter::publish(int64_t delta) {
 }
 
 // REQUIRES: the shard's lock.
-void LeaseTable::add(LeaseShard& shard, size_t counter, int64_t delta) {
+inline void LeaseTable::add(LeaseShard& shard, size_t counter, int64_t delta) {
   const auto slack = slack_.load(std::memory_order_relaxed);
   if (slack == 0) {
     counters_[counter].publish_alone(delta);
@@ -94,7 +94,7 @@ void LeaseTable::add(LeaseShard& shard, size_t counter, int64_t delta) {
   }
 }
 
-void LeaseTable::notice_thread() {
+inline void LeaseTable::notice_thread() {
   const auto me = this_thread_number();
   const auto first = first_thread_.load(std::memory_order_relaxed);
   if (first == me || slack_.load(std::memory_order_relaxed) != 0) [[likely]] {
@@ -120,11 +120,11 @@ LeaseTable::~LeaseTable() {
   }
 }
 
-LeaseShard& LeaseTable::shard_of(const void* object) const {
+inline LeaseShard& LeaseTable::shard_of(const void* object) const {
   return shards_[object_hash(object) >> (64 - kShardBits)];
 }
 
-LeaseSlot* LeaseTable::find(LeaseShard& shard, LeaseKey key) const {
+inline LeaseSlot* LeaseTable::find(LeaseShard& shard, LeaseKey key) const {
   if (key.generation == 0 || key.index >= shard.used) {
     return nullptr;
   }
@@ -139,7 +139,7 @@ LeaseSlot* LeaseTable::find(LeaseShard& shard, LeaseKey key) const {
 // sequentially consistent, so either the taker sees the scope closed, and goes to the process scope
 // instead, or the closer sees the bit, waits for the shard's lock, and finds the lease. No lease is
 // left behind in a closed scope, and neither side takes a lock that all takers share.
-void LeaseTable::enter_scope(LeaseShard& shard, uint32_t index, ScopeId wanted) {
+inline void LeaseTable::enter_scope(LeaseShard& shard, uint32_t index, ScopeId wanted) {
   auto* node = scopes_.find(wanted);
   const auto bit = uint64_t{1} << shard.number;
   if (node != nullptr) {
@@ -166,12 +166,12 @@ void LeaseTable::enter_scope(LeaseShard& shard, uint32_t index, ScopeId wanted) 
 }
 
 // All threads use the process scope, so its list heads lie apart, in the shards.
-uint32_t& LeaseTable::first_of(LeaseShard& shard, ScopeNode& node) {
+inline uint32_t& LeaseTable::first_of(LeaseShard& shard, ScopeNode& node) {
   const bool process = node.id.load(std::memory_order_relaxed) == 0;
   return process ? shard.first_in_process : node.first[shard.number];
 }
 
-void LeaseTable::leave_scope(LeaseShard& shard, uint32_t index) {
+inline void LeaseTable::leave_scope(LeaseShard& shard, uint32_t index) {
   auto& slot = shard.at(index);
   if (slot.scope_next != kNoSlot) {
     shard.at(slot.scope_next).scope_prev = slot.scope_prev;
@@ -190,7 +190,7 @@ struct LeaseTable::Sharing {
   bool same_kind = false;            // whether one of them is of that kind
 };
 
-LeaseTable::Sharing LeaseTable::sharing(LeaseShard& shard, const void* object, OwnerKind kind) {
+inline LeaseTable::Sharing LeaseTable::sharing(LeaseShard& shard, const void* object, OwnerKind kind) {
   Sharing out;
   shard.each_lease_on(object, [&](const LeaseSlot& other) {
     out.other = &other;
@@ -201,7 +201,7 @@ LeaseTable::Sharing LeaseTable::sharing(LeaseShard& shard, const void* object, O
 }
 
 // Adds or takes away what a lease contributes beside the others on its object.
-void LeaseTable::count(LeaseShard& shard, const LeaseSlot& slot, const Sharing& shared, int sign) {
+inline void LeaseTable::count(LeaseShard& shard, const LeaseSlot& slot, const Sharing& shared, int sign) {
   const auto kind = static_cast<size_t>(kind_of(OwnerId{slot.owner}));
   const auto bytes = static_cast<int64_t>(slot.bytes) * sign;
   if (!shared.same_kind) {
@@ -220,7 +220,7 @@ void LeaseTable::count(LeaseShard& shard, const LeaseSlot& slot, const Sharing& 
 // the later one is right: whoever changes the data calls set_bytes after that. What describes one
 // lease, and a table of all, asks each object; totals do not, as that would read every object.
 // They learn of a resize when the storage is leased again or a table of all leases is made.
-uint64_t LeaseTable::bytes_now(const void* object, uint64_t otherwise) const {
+inline uint64_t LeaseTable::bytes_now(const void* object, uint64_t otherwise) const {
   return ops_.bytes != nullptr ? ops_.bytes(object) : otherwise;
 }
 
@@ -295,7 +295,7 @@ LeaseKey LeaseTable::take(void* object, uint64_t bytes, uint16_t device, OwnerId
 }
 
 // REQUIRES: the shard's lock; the caller drops the object after letting it go.
-void* LeaseTable::end(LeaseShard& shard, uint32_t index) {
+inline void* LeaseTable::end(LeaseShard& shard, uint32_t index) {
   auto& slot = shard.at(index);
   leave_scope(shard, index);
   shard.unlink_chain(index);

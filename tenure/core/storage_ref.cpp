@@ -31,8 +31,8 @@ uint64_t bytes_of_storage(const void* object) {
   return storage->_mutable_data_ptr_no_checks().get() == nullptr ? 0 : storage->nbytes();
 }
 
-// Why the tensor has no storage that could be named; empty if it has one.
-std::string why_no_storage(const at::Tensor& tensor) {
+// Why the tensor has no storage that could be named; null if it has one.
+const char* why_no_storage(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return "it is undefined (None)";
   }
@@ -65,7 +65,7 @@ std::string why_no_storage(const at::Tensor& tensor) {
   if (no_data) {
     return "it has no data: it is being traced, or stands for a value that is not stored";
   }
-  return {};
+  return nullptr;
 }
 
 }  // namespace
@@ -75,7 +75,7 @@ LeaseTable::ObjectOps storage_ops() { return {retain_storage, drop_storage, byte
 void forget_storages_from_now_on() { forgetting.store(true, std::memory_order_relaxed); }
 
 const c10::Storage& storage_of(const at::Tensor& tensor, std::string_view verb) {
-  if (const auto why = why_no_storage(tensor); !why.empty()) {
+  if (const auto* why = why_no_storage(tensor)) {
     throw LeaseError(text("this tensor cannot be ", verb, ": ", why));
   }
   return tensor.storage();
