@@ -1,6 +1,6 @@
-# The C++ tests: one executable per folder of tests/cpp, named after it. tests/cpp/concurrency uses
-# the torch-free sources only, with objects of its own in place of storages (objects.h), and runs
-# twice: on libtenure, and with those sources alone under TSan.
+# The C++ tests: one executable per folder of tests/cpp, named after it. tests/cpp/concurrency is
+# linked with the torch-free sources alone and has objects of its own in place of storages
+# (objects.h); it is built twice, as all the rest is and for TSan.
 
 # Extensions that the Python tests load; they land in ${TENURE_TEST_MODULES}, which pytest has on
 # its path.
@@ -40,32 +40,32 @@ function(tenure_add_tests folder)
     ${target} PRIVATE tenure ${TENURE_OPTIONAL_LIBRARIES}
                       $<TARGET_NAME_IF_EXISTS:fake_accelerator> GTest::gtest_main)
   target_link_options(${target} PRIVATE LINKER:--as-needed)
-  if(NOT folder STREQUAL "concurrency")
-    tenure_precompile(${target} <ATen/core/Tensor.h> <gtest/gtest.h>)
-  endif()
+  tenure_precompile(${target} <ATen/core/Tensor.h> <gtest/gtest.h>)
   tenure_register_tests(${target})
 endfunction()
 
-function(tenure_add_tsan_tests)
+# tenure_add_torch_free_tests(TARGET OPTION...): tests/cpp/concurrency, compiled with these options.
+function(tenure_add_torch_free_tests target)
   file(GLOB sources CONFIGURE_DEPENDS tests/cpp/concurrency/*.cpp)
-  if(NOT sources OR NOT TENURE_TORCH_FREE OR TENURE_SANITIZE)
-    return()
-  endif()
-  set(target tenure_concurrency_tsan)
   add_executable(${target} ${sources} ${TENURE_TORCH_FREE})
   tenure_compile(${target})
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR} ${TENURE_GENERATED})
-  target_compile_options(${target} PRIVATE -fsanitize=thread)
-  target_link_options(${target} PRIVATE -fsanitize=thread)
+  target_compile_options(${target} PRIVATE ${ARGN})
+  target_link_options(${target} PRIVATE ${ARGN})
   target_link_libraries(${target} PRIVATE GTest::gtest_main)
-  tenure_register_tests(${target} TEST_PREFIX tsan.)
 endfunction()
 
 file(GLOB folders CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/tests/cpp tests/cpp/*)
 foreach(folder IN LISTS folders)
   set(path ${PROJECT_SOURCE_DIR}/tests/cpp/${folder})
-  if(IS_DIRECTORY ${path} AND NOT EXISTS ${path}/CMakeLists.txt)
+  if(folder STREQUAL "concurrency")
+    tenure_add_torch_free_tests(tenure_concurrency_tests)
+    tenure_register_tests(tenure_concurrency_tests)
+  elseif(IS_DIRECTORY ${path} AND NOT EXISTS ${path}/CMakeLists.txt)
     tenure_add_tests(${folder})
   endif()
 endforeach()
-tenure_add_tsan_tests()
+if(NOT TENURE_SANITIZE)
+  tenure_add_torch_free_tests(tenure_concurrency_tsan -fsanitize=thread)
+  tenure_register_tests(tenure_concurrency_tsan TEST_PREFIX tsan.)
+endif()
