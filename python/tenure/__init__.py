@@ -10,11 +10,16 @@
 from typing import TYPE_CHECKING
 
 from tenure import _guard
+from tenure._command import is_command
 
-_guard.check()
+try:
+    _guard.check()
+except ImportError as error:
+    if is_command():
+        raise SystemExit(f"tenure: {error}") from None
+    raise
 
 from tenure._build import VERSION as __version__  # noqa: E402
-from tenure._command import is_command  # noqa: E402
 from tenure._paths import cmake_prefix_path  # noqa: E402
 
 __all__ = [

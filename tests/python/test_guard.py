@@ -67,6 +67,20 @@ def test_another_minor_names_both_and_the_command(site: Path) -> None:
     )
 
 
+def test_the_command_line_says_it_without_a_traceback(site: Path) -> None:
+    install_torch(site, "7.2.1")
+    run = subprocess.run(
+        [sys.executable, "-S", "-m", "tenure", "info"],
+        env={"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert run.stderr.startswith("tenure: Tenure 0.1.0 was built against torch 7.1 and cannot use")
+    assert len(run.stderr.splitlines()) == 1
+
+
 def test_the_command_builds_from_where_tenure_came(site: Path) -> None:
     install_torch(site, "7.2.1")
     (site / "tenure-0.1.0.dist-info/direct_url.json").write_text(
