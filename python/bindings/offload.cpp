@@ -10,6 +10,9 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
+#include <array>
+
 namespace py = pybind11;
 namespace offload = tenure::offload;
 
@@ -43,7 +46,21 @@ bool is_parameter(const at::Tensor& tensor) {
   return py::isinstance(object, *types);
 }
 
-offload::Saved pack(offload::Session& session, const at::Tensor& tensor) {
+// Whether Python has made a class of its own of it, which C++ knows nothing of.
+bool is_subclass(const py::object& object) {
+  static const auto type = [](const char* module, const char* name) {
+    return py::object(py::module_::import(module).attr(name)).release().ptr();
+  };
+  static const std::array plain{type("torch", "Tensor"), type("torch.nn", "Parameter"),
+                                type("torch.nn", "Buffer")};
+  return std::ranges::find(plain, py::type::handle_of(object).ptr()) == plain.end();
+}
+
+offload::Saved pack(offload::Session& session, const py::object& object) {
+  const auto tensor = object.cast<at::Tensor>();
+  if (is_subclass(object)) {
+    return session.pass(tensor);
+  }
   const auto known = is_parameter(tensor) ? std::optional(offload::Kept::parameter) : std::nullopt;
   const py::gil_scoped_release no_gil;
   return session.pack(tensor, known);
@@ -116,7 +133,7 @@ void push_hooks(offload::Session& session) {
       .attr("_C")
       .attr("_autograd")
       .attr("_push_saved_tensors_default_hooks")(
-          py::cpp_function([&session](const at::Tensor& tensor) { return pack(session, tensor); }),
+          py::cpp_function([&session](const py::object& tensor) { return pack(session, tensor); }),
           py::cpp_function(&unpack));
 }
 

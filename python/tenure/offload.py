@@ -75,7 +75,7 @@ class Offload:
                 raise InputError(f"Offload() takes modules and got {type(model).__name__}")
         if host_full not in ("keep", "raise"):
             raise InputError(f'host_full is "keep" or "raise", not {host_full!r}')
-        if isinstance(streams, float) or streams not in (0, 1, 2):
+        if isinstance(streams, float | bool) or streams not in (0, 1, 2):
             raise InputError(f"streams is 0, 1 or 2, not {streams!r}")
         kind, folder = _target(target)
         self._models = models

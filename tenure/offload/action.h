@@ -20,9 +20,10 @@ enum class Kept : uint8_t {
   lives_on,     // someone else holds its storage until backward anyway
   budget,       // fits into the budget
   host_full,    // the host limit is reached
+  disk_full,    // the disk is
   in_backward,  // saved while a backward runs, which is about to need it
 };
-inline constexpr size_t kKeptReasons = 8;
+inline constexpr size_t kKeptReasons = 9;
 
 // "parameters and buffers", "too small to pay": as a report says it.
 const char* kept_text(Kept reason);

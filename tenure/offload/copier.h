@@ -6,6 +6,7 @@
 
 #include <tenure/core/fence.h>
 #include <tenure/offload/host_copy.h>
+#include <tenure/offload/moved.h>
 
 #include <c10/core/Stream.h>
 
@@ -26,14 +27,6 @@ enum class Streams : uint8_t { none, one, two };
 
 // Whether someone waits for a copy already: then it overtakes those that are fetched ahead.
 enum class Urgency : uint8_t { ahead, now };
-
-// Bytes moved and how long the copies took, where that was measured.
-struct Moved {
-  uint64_t bytes = 0;
-  uint64_t timed_bytes = 0;
-  double seconds = 0;
-  double bandwidth() const { return seconds > 0 ? static_cast<double>(timed_bytes) / seconds : 0; }
-};
 
 class Copier {
  public:

@@ -2,6 +2,7 @@
 
 #include <tenure/core/error.h>
 #include <tenure/core/text.h>
+#include <tenure/core/ticks.h>
 
 #include <c10/core/Storage.h>
 #include <c10/util/Exception.h>
@@ -176,14 +177,31 @@ Disk::~Disk() {
   ::close(file_);
 }
 
+void Disk::Busy::begin() {
+  if (now++ == 0) {
+    since = ticks();
+  }
+}
+
+void Disk::Busy::end(uint64_t bytes) {
+  moved.bytes += bytes;
+  moved.timed_bytes += bytes;
+  if (--now == 0) {
+    moved.seconds += seconds_between(since, ticks());
+  }
+}
+
 void Disk::wait_for_writes(uint64_t unwritten) {
   std::unique_lock lock(mutex_);
+  const auto begin = ticks();
   changed_.wait(lock, [&] { return unwritten_ <= unwritten; });
+  waited_ += seconds_between(begin, ticks());
 }
 
 void Disk::begin_step() {
   std::lock_guard lock(mutex_);
   full_.clear();
+  waited_ = 0;
   const auto last = free_.empty() ? free_.end() : std::prev(free_.end());
   if (last != free_.end() && last->first + static_cast<int64_t>(last->second) == end_ &&
       static_cast<uint64_t>(end_) > kMuchLarger * most_used_ &&
@@ -225,7 +243,9 @@ void Disk::with_bytes(const std::shared_ptr<Rest>& rest, const std::function<Hos
   read_ahead(rest, room);
   {
     std::unique_lock lock(mutex_);
+    const auto begin = ticks();
     changed_.wait(lock, [&] { return rest->at != Rest::At::coming; });
+    waited_ += seconds_between(begin, ticks());
     if (rest->at == Rest::At::lost) {
       throw Error(text("a saved activation cannot be read back from ", folder_, ": ",
                        why(rest->error), ": the step cannot go on, the next one may"));
@@ -286,12 +306,14 @@ void Disk::write(Rest& rest) {
   std::unique_lock lock(mutex_);
   int error = full_.empty() ? 0 : ENOSPC;
   const auto offset = error == 0 ? take_room(rest.size) : -1;
+  writing_.begin();
   lock.unlock();
   if (error == 0) {
     error = write_copy(file_, rest.copy, offset);
   }
   HostCopy ending;  // given up outside the lock
   lock.lock();
+  writing_.end(error == 0 ? rest.size : 0);
   unwritten_ -= rest.size;
   if (error == 0) {
     rest.offset = offset;
@@ -307,8 +329,13 @@ void Disk::write(Rest& rest) {
 }
 
 void Disk::read(Rest& rest) {
+  {
+    std::lock_guard lock(mutex_);
+    reading_.begin();
+  }
   const auto error = read_copy(file_, rest.copy, rest.offset);
   std::lock_guard lock(mutex_);
+  reading_.end(error == 0 ? rest.size : 0);
   rest.error = error;
   rest.at = error == 0 ? Rest::At::both : Rest::At::lost;
   changed_.notify_all();
@@ -364,6 +391,26 @@ void Disk::give_room(int64_t offset, uint64_t bytes) {
       free_.erase(it);
     }
   }
+}
+
+bool Disk::full() const {
+  std::lock_guard lock(mutex_);
+  return !full_.empty();
+}
+
+Moved Disk::written() const {
+  std::lock_guard lock(mutex_);
+  return writing_.moved;
+}
+
+Moved Disk::read_back() const {
+  std::lock_guard lock(mutex_);
+  return reading_.moved;
+}
+
+double Disk::waited_seconds() const {
+  std::lock_guard lock(mutex_);
+  return waited_;
 }
 
 uint64_t Disk::bytes() const {

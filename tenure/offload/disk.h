@@ -11,6 +11,7 @@
 
 #include <tenure/core/fence.h>
 #include <tenure/offload/host_copy.h>
+#include <tenure/offload/moved.h>
 #include <tenure/offload/own_thread.h>
 
 #include <condition_variable>
@@ -54,10 +55,22 @@ class Disk {
   void with_bytes(const std::shared_ptr<Rest>& rest, const std::function<HostCopy()>& room,
                   const std::function<void(HostCopy&)>& use);
 
+  bool full() const;
+  Moved written() const;          // to the file, by the clock
+  Moved read_back() const;        // from it
+  double waited_seconds() const;  // by those who asked, since the last step began
   uint64_t bytes() const;       // in the file
   uint64_t file_bytes() const;  // the file's own size
 
  private:
+  // How long at least one transfer of a kind was under way, and what it moved.
+  struct Busy {
+    Moved moved;
+    uint32_t now = 0;
+    uint64_t since = 0;
+    void begin();
+    void end(uint64_t bytes);
+  };
   struct Job {
     std::shared_ptr<Rest> rest;
     bool read = false;
@@ -83,6 +96,9 @@ class Disk {
   uint64_t used_ = 0;
   uint64_t most_used_ = 0;  // since the last step began
   uint64_t unwritten_ = 0;
+  Busy writing_;
+  Busy reading_;
+  double waited_ = 0;
   std::string full_;                // why nothing more can be written
   std::vector<OwnThread> threads_;  // last: stop first
 };

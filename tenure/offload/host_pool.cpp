@@ -17,6 +17,9 @@ namespace {
 // Wide enough for any element type, for a cache line and for the copy engine.
 constexpr size_t kAlign = 512;
 constexpr size_t kPage = 4096;
+// So much more than it has held may be pinned, and beyond that for so many shrinks.
+constexpr double kMostSurplus = 0.04;
+constexpr uint32_t kPatience = 3;
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -173,25 +176,63 @@ HostPool::~HostPool() {
   }
 }
 
+bool HostPool::unused(char* begin, const Slab& slab) const {
+  const auto whole = free_.find(begin);
+  return whole != free_.end() && whole->second.bytes == slab.bytes && whole->second.busy.ready();
+}
+
+HostPool::SlabMap::iterator HostPool::give_back(SlabMap::iterator slab, std::vector<Slab>& ending) {
+  pinned_ -= slab->second.bytes;
+  free_.erase(slab->first);
+  ending.push_back(std::move(slab->second));
+  return slabs_.erase(slab);
+}
+
+void HostPool::give_back_unneeded(std::vector<Slab>& ending) {
+  for (auto it = slabs_.begin(); it != slabs_.end();) {
+    const bool needed = pinned_ - it->second.bytes < most_held_;
+    it = needed || !unused(it->first, it->second) ? std::next(it) : give_back(it, ending);
+  }
+}
+
+// The smallest that has all that is too much, else the largest.
+void HostPool::give_back_too_large(std::vector<Slab>& ending) {
+  most_lately_ = std::max(most_lately_, most_held_);
+  const auto surplus = pinned_ - std::min(pinned_, most_lately_);
+  if (static_cast<double>(surplus) <= kMostSurplus * static_cast<double>(most_lately_)) {
+    too_much_ = 0;
+    most_lately_ = 0;
+    return;
+  }
+  if (++too_much_ < kPatience) {
+    return;
+  }
+  auto best = slabs_.end();
+  for (auto it = slabs_.begin(); it != slabs_.end(); ++it) {
+    const auto bytes = it->second.bytes;
+    if (!unused(it->first, it->second)) {
+      continue;
+    }
+    if (best == slabs_.end() || (best->second.bytes < surplus ? bytes > best->second.bytes
+                                                              : bytes >= surplus &&
+                                                                    bytes < best->second.bytes)) {
+      best = it;
+    }
+  }
+  if (best != slabs_.end()) {
+    give_back(best, ending);
+  }
+  too_much_ = 0;
+  most_lately_ = 0;
+}
+
 void HostPool::shrink() {
   std::vector<Slab> ending;
   {
     std::lock_guard lock(mutex_);
     join_ready();
-    for (auto it = slabs_.begin(); it != slabs_.end();) {
-      const auto& [begin, slab] = *it;
-      const auto whole = free_.find(begin);
-      const bool unused =
-          whole != free_.end() && whole->second.bytes == slab.bytes && whole->second.busy.ready();
-      if (!unused || pinned_ - slab.bytes < most_held_) {
-        ++it;
-        continue;
-      }
-      pinned_ -= slab.bytes;
-      free_.erase(whole);
-      ending.push_back(std::move(it->second));
-      it = slabs_.erase(it);
-    }
+    give_back_unneeded(ending);
+    give_back_too_large(ending);
     most_held_ = held_;
   }
   if (!ending.empty()) {

@@ -66,7 +66,9 @@ class HostPool {
   void give(Piece piece);
   // The number of a copy that is queued now, for Busy.
   uint64_t next_order();
-  // Gives slabs back that are not needed for as much as was held at once since the last call.
+  // Gives slabs back that are not needed for as much as was held at once since the last call. One
+  // that is needed only in part is given back when that has been so for some calls: what is missing
+  // then is taken anew.
   void shrink();
 
   uint64_t held() const;         // given out
@@ -83,6 +85,7 @@ class HostPool {
     size_t bytes = 0;
   };
   using FreeMap = std::map<char*, Free>;
+  using SlabMap = std::map<char*, Slab>;
 
   void grow(size_t bytes, Limit limit);
   void add_slab(size_t bytes);
@@ -90,14 +93,20 @@ class HostPool {
   void insert(char* data, Free piece);
   bool absorb(Free& piece, const Free& neighbour) const;
   void join_ready();
+  bool unused(char* begin, const Slab& slab) const;
+  SlabMap::iterator give_back(SlabMap::iterator slab, std::vector<Slab>& ending);
+  void give_back_unneeded(std::vector<Slab>& ending);
+  void give_back_too_large(std::vector<Slab>& ending);
 
   mutable std::mutex mutex_;
   Source source_;
   uint64_t limit_;
-  std::map<char*, Slab> slabs_;
+  SlabMap slabs_;
   FreeMap free_;
   uint64_t held_ = 0;
-  uint64_t most_held_ = 0;  // since the last shrink
+  uint64_t most_held_ = 0;    // since the last shrink
+  uint64_t most_lately_ = 0;  // since there is too much
+  uint32_t too_much_ = 0;     // shrinks since then
   uint64_t pinned_ = 0;
   uint64_t taken_ = 0;
   uint64_t order_ = 0;

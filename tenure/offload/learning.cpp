@@ -4,14 +4,17 @@
 #include <tenure/offload/state.h>
 
 #include <algorithm>
+#include <tuple>
 
 namespace tenure::offload {
 namespace {
 
 // Plans remembered, one for each shape of step.
 constexpr size_t kMostKnown = 8;
-// Steps of one unknown shape in a row before one is measured again.
-constexpr size_t kUnknownInARow = 2;
+// Steps of one unknown shape before one is measured.
+constexpr uint32_t kUnknown = 2;
+// Shapes whose succession is remembered; a program with more has no rhythm.
+constexpr size_t kMostShapes = 64;
 // What a copy costs the host: below the bytes that move meanwhile a storage is not worth one.
 constexpr double kCopyOverhead = 10e-6;
 // Allocators round up, CUDA's by up to 1 MiB an allocation and not always alike: so much of the
@@ -45,6 +48,8 @@ uint64_t shape_of(const Timeline& timeline) {
   return hash;
 }
 
+std::pair<uint64_t, double> timed(const Moved& moved) { return {moved.timed_bytes, moved.seconds}; }
+
 }  // namespace
 
 void State::begin() {
@@ -62,7 +67,8 @@ void State::begin() {
   order_.clear();
   counted_.clear();
   position_ = fetched_upto_ = 0;
-  ahead_ = largest_ = 0;
+  ahead_ = largest_ = alone_ = 0;
+  fits_.assign(all_known_.size(), true);
   now_ = {};
   if (disk_ != nullptr) {
     disk_->begin_step();
@@ -85,7 +91,7 @@ void State::begin() {
 void State::end() {
   std::lock_guard lock(mutex_);
   active_ = false;
-  recorder_.end();
+  meet(recorder_.end());
   forget_dead();
   if (recorder_.any_needed() || table_.empty()) {
     finish_step();
@@ -106,44 +112,70 @@ void State::forget_dead() {
   std::erase_if(table_, [](const auto& known) { return known.second.empty(); });
 }
 
+void State::meet(std::vector<StorageRef> alive) {
+  std::erase_if(met_, [](const auto& met) { return !met.first.alive(); });
+  for (auto& storage : alive) {
+    ++met_[std::move(storage)];
+  }
+}
+
+// Steps come in a rhythm, if in any: what followed the last shape will follow it again.
 void State::choose_mode() {
   mode_ = Mode::measuring;
   known_ = nullptr;
-  if (all_known_.empty()) {
+  const auto next = followed_.find(shape_of_last_);
+  if (all_known_.empty() || (next != followed_.end() && is_to_be_measured(next->second))) {
     return;
   }
-  if (!options.budget) {
-    known_ = all_known_.front();
+  const auto slack = part_of(static_cast<int64_t>(options.budget.value_or(0)), kSameLevel);
+  const auto begins_alike = [&](const auto& known) {
+    return !options.budget ||
+           std::abs(known->timeline.at_begin - recorder_.timeline().at_begin) <= slack;
+  };
+  for (const auto& known : all_known_) {
+    const bool expected = next != followed_.end() && known->shape == next->second;
+    if (begins_alike(known) && (known_ == nullptr || expected)) {
+      known_ = known;
+      mode_ = Mode::planned;
+      if (expected) {
+        return;
+      }
+    }
+  }
+}
+
+bool State::is_to_be_measured(uint64_t shape) {
+  const auto found = unknown_.find(shape);
+  if (found == unknown_.end() || found->second.seen < std::max(kUnknown, 2 * found->second.tried)) {
+    return false;
+  }
+  found->second.tried = found->second.seen;
+  return true;
+}
+
+void State::remember(uint64_t shape) {
+  if (followed_.size() >= kMostShapes || unknown_.size() >= kMostShapes) {
+    followed_.clear();
+    unknown_.clear();
+  }
+  followed_[shape_of_last_] = shape;
+  shape_of_last_ = shape;
+  if (mode_ == Mode::following) {
+    ++unknown_[shape].seen;
   } else {
-    const auto slack = part_of(static_cast<int64_t>(*options.budget), kSameLevel);
-    const auto same = std::ranges::find_if(all_known_, [&](const auto& known) {
-      return std::abs(known->timeline.at_begin - recorder_.timeline().at_begin) <= slack;
-    });
-    known_ = same == all_known_.end() ? nullptr : *same;
-  }
-  if (unknown_in_a_row_ >= kUnknownInARow) {
-    known_ = nullptr;
-  }
-  if (known_ != nullptr) {
-    mode_ = Mode::planned;
+    unknown_.erase(shape);
   }
 }
 
 // The step is not the one that was planned: another plan may fit what was saved so far.
 void State::lose_plan() {
-  const auto& now = recorder_.timeline().saved;
-  const auto fits = [&](const auto& known) {
-    const auto& then = known->timeline.saved;
-    return then.size() >= now.size() &&
-           std::equal(now.begin(), now.end(), then.begin(),
-                      [](const auto& a, const auto& b) { return a.bytes == b.bytes; });
-  };
-  const auto other = std::ranges::find_if(all_known_, fits);
-  if (now.size() == 1 && other != all_known_.end()) {
-    known_ = *other;
+  const auto other = std::ranges::find(fits_, true);
+  if (other == fits_.end()) {
+    mode_ = Mode::following;
     return;
   }
-  mode_ = Mode::following;
+  known_ = all_known_[static_cast<size_t>(other - fits_.begin())];
+  fetched_upto_ = 0;
 }
 
 // Under a budget none: what the step will need is not known.
@@ -164,28 +196,33 @@ void State::finish_step() {
   if (timeline.saved.empty() || !recorder_.any_needed()) {
     return;  // nothing to learn from a forward alone
   }
-  if (mode_ == Mode::following) {
-    const auto shape = shape_of(timeline);
-    unknown_in_a_row_ = shape == shape_of_last_ ? unknown_in_a_row_ + 1 : 1;
-    shape_of_last_ = shape;
-    return;
-  }
-  unknown_in_a_row_ = 0;
+  remember(shape_of(timeline));
   if (mode_ == Mode::measuring) {
     learn();
-  } else {
+  } else if (mode_ == Mode::planned) {
     check_peak();
     std::ranges::rotate(all_known_, std::ranges::find(all_known_, known_));
+    check_lives_on();
   }
+}
+
+// Where a plan keeps for others what they do not hold any more, the next step is measured; ever
+// more rarely, for that costs time.
+void State::check_lives_on() {
+  if (alone_ == 0 || step_ < doubt_from_) {
+    return;
+  }
+  doubt_from_ = step_ + doubt_pause_;
+  doubt_pause_ *= 2;
+  std::erase(all_known_, known_);
 }
 
 void State::learn() {
   auto known = std::make_shared<Known>();
   known->timeline = recorder_.timeline();
-  const auto shape = shape_of(known->timeline);
-  std::erase_if(all_known_, [&](const auto& old) {
-    return !options.budget && shape_of(old->timeline) == shape;
-  });
+  known->shape = shape_of(known->timeline);
+  std::erase_if(all_known_,
+                [&](const auto& old) { return !options.budget && old->shape == known->shape; });
   last_.least = least_peak(known->timeline);
   const auto cap = cap_for(known->timeline);
   if (options.budget && last_.least > cap) {
@@ -287,6 +324,11 @@ State::Totals State::totals() const {
     add(out.out, lane->copier.moved_out());
     add(out.back, lane->copier.moved_back());
     out.exposed += lane->copier.exposed_seconds();
+  }
+  if (disk_ != nullptr) {  // next to which copies in memory take no time
+    std::tie(out.out.timed_bytes, out.out.seconds) = timed(disk_->written());
+    std::tie(out.back.timed_bytes, out.back.seconds) = timed(disk_->read_back());
+    out.exposed += disk_->waited_seconds();
   }
   return out;
 }

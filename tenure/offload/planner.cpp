@@ -14,12 +14,15 @@ class Level {
  public:
   Level(const Timeline& timeline, int64_t cap) : level_(timeline.peak), cap_(cap) {}
 
-  // Whether `bytes` more fit into the intervals [begin, end).
+  // Whether `bytes` more fit into the intervals [begin, end). None, where begin comes after end:
+  // what others hold until backward has used it.
   bool fits(uint64_t bytes, size_t begin, size_t end) const {
+    begin = std::min(begin, end);
     return std::all_of(at(begin), at(end),
                        [&](int64_t level) { return level + static_cast<int64_t>(bytes) <= cap_; });
   }
   void add(uint64_t bytes, size_t begin, size_t end) {
+    begin = std::min(begin, end);
     std::for_each(at(begin), at(end),
                   [&](int64_t& level) { level += static_cast<int64_t>(bytes); });
   }

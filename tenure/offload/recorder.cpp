@@ -34,23 +34,33 @@ void Recorder::needed(size_t index) {
   ++saved.uses;
 }
 
-void Recorder::end() {
+std::vector<StorageRef> Recorder::end() {
   read();
+  notice_gone();
+  std::vector<StorageRef> out;
+  for (auto& [index, storage] : alive_) {
+    out.push_back(std::move(storage));
+  }
   alive_.clear();
+  return out;
 }
 
 size_t Recorder::tick() {
   read();
-  const auto now = timeline_.peak.size();
+  notice_gone();
   timeline_.peak.push_back(0);
+  return timeline_.peak.size() - 1;
+}
+
+// Whom everybody has let go since the last tick.
+void Recorder::notice_gone() {
   std::erase_if(alive_, [&](const auto& entry) {
     if (entry.second.alive()) {
       return false;
     }
-    timeline_.saved[entry.first].gone = now;
+    timeline_.saved[entry.first].gone = timeline_.peak.size();
     return true;
   });
-  return now;
 }
 
 // Closes the interval that is open.

@@ -19,8 +19,8 @@ class Recorder {
   size_t saved(const StorageRef& storage, uint64_t bytes);
   // It is needed back. The first time is a tick.
   void needed(size_t index);
-  // The step is over.
-  void end();
+  // The step is over, though its backward may still come. Returns what someone holds even now.
+  std::vector<StorageRef> end();
 
   const Timeline& timeline() const { return timeline_; }
   // The highest level of the whole step so far.
@@ -29,6 +29,7 @@ class Recorder {
 
  private:
   size_t tick();
+  void notice_gone();
   void read();
 
   Meter* meter_ = nullptr;

@@ -61,7 +61,9 @@ struct SavedStorage {
   size_t index = 0;  // in its step
   uint64_t step = 0;
   Action action = Action::offload;
-  uint32_t uses = 0;  // how often backward has asked for it
+  uint32_t uses = 0;      // how often backward has asked for it
+  bool lives_on = false;  // Action::keep, because others are said to hold it
+  uint32_t views = 0;     // Action::keep: tensors on it that were given to autograd
 
   Lease kept;                        // Action::keep
   HostCopy host;                     // Action::offload, in memory

@@ -31,6 +31,8 @@ Saved Session::pack(const at::Tensor& tensor, std::optional<Kept> known) {
   return state_->pack(tensor, known);
 }
 
+Saved Session::pass(const at::Tensor& tensor) { return state_->pass(tensor); }
+
 at::Tensor Session::unpack(const Saved& saved, Sharing sharing) {
   return saved.state_->unpack(saved, sharing);
 }

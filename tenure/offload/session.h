@@ -61,6 +61,8 @@ class Session {
 
   // For autograd's hooks. `known`: why the caller wants the tensor kept.
   Saved pack(const at::Tensor& tensor, std::optional<Kept> known = {});
+  // For what it does not understand: autograd gets it back as it is.
+  Saved pass(const at::Tensor& tensor);
   static at::Tensor unpack(const Saved& saved, Sharing sharing = Sharing::shared);
   // The storages that it keeps alive, on the device or on the host. Does not wait: what another
   // thread has in its hands at this moment is left out.

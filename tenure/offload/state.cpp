@@ -2,6 +2,7 @@
 
 #include <tenure/core/error.h>
 #include <tenure/core/hold.h>
+#include <tenure/core/ledger.h>
 #include <tenure/core/names.h>
 #include <tenure/core/part.h>
 #include <tenure/core/release.h>
@@ -31,6 +32,8 @@ constexpr size_t kMostInParts = 2;
 constexpr size_t kRangeAlign = 512;
 // So many bytes may wait for the disk before the step does.
 constexpr uint64_t kMostUnwritten = uint64_t{1} << 30;
+// What so many steps have saved, and is alive, is someone's long-lived state.
+constexpr uint32_t kMetForLong = 2;
 // Below this nothing is worth a look, until the planner has derived the true limit.
 constexpr uint64_t kLeastBytes = 1024;
 
@@ -135,14 +138,11 @@ std::optional<Kept> State::why_kept(const at::Tensor& tensor) const {
 }
 
 Saved State::pack(const at::Tensor& tensor, std::optional<Kept> known) {
+  if (!is_plain(tensor)) {
+    return pass(tensor);
+  }
   Saved saved(tensor);
   saved.state_ = shared_from_this();
-  if (!is_plain(tensor)) {
-    saved.passed_ = tensor.detach();  // of a subclass: that may run Python, so outside the lock
-    std::lock_guard lock(mutex_);
-    count(Kept::not_plain, 0);
-    return saved;
-  }
   saved.remember_view(tensor);
   auto why = known ? known : why_kept(tensor);
   std::lock_guard lock(mutex_);
@@ -166,7 +166,18 @@ Saved State::pack(const at::Tensor& tensor, std::optional<Kept> known) {
   }
   if (saved.storage_->action == Action::keep) {
     saved.passed_ = tensor.tensor_data();
+    ++saved.storage_->views;
   }
+  return saved;
+}
+
+Saved State::pass(const at::Tensor& tensor) {
+  Saved saved(tensor);
+  saved.state_ = shared_from_this();
+  // With its graph it would hold itself. That of a subclass may run Python, so outside the lock.
+  saved.passed_ = tensor.is_leaf() ? tensor : tensor.detach();
+  std::lock_guard lock(mutex_);
+  count(Kept::not_plain, 0);
   return saved;
 }
 
@@ -213,41 +224,104 @@ State::Entry State::save(const c10::Storage& storage, const Version& version, Ra
   }
   entry->step = step_;
   name_owners(*entry);
-  entry->index = recorder_.saved(entry->original, storage.nbytes());
-  order_.push_back(entry);
-  largest_ = std::max<uint64_t>(largest_, storage.nbytes());
-  ++now_.saved.count;
-  now_.saved.bytes += storage.nbytes();
-
-  const auto why = why_planned(*entry, storage.nbytes());
-  if (why) {
-    keep(*entry, storage, *why);
+  if (const auto first = first_part(storage, version)) {
+    save_more(entry, storage, *first);
   } else {
-    move_out(*entry, storage);
+    save_first(entry, storage);
   }
   table_[entry->original].push_back(entry);
   limit_outgoing(lane);
   return entry;
 }
 
-// What the plan says of it, if it is what the plan expects here.
+// What this step has saved of the same storage before.
+State::Entry State::first_part(const c10::Storage& storage, const Version& version) const {
+  const auto known = table_.find(StorageRef(storage));
+  if (known == table_.end()) {
+    return nullptr;
+  }
+  for (const auto& weak : known->second) {
+    const auto entry = weak.lock();
+    if (entry != nullptr && entry->version == version && entry->step == step_) {
+      return entry;
+    }
+  }
+  return nullptr;
+}
+
+void State::save_first(const Entry& entry, const c10::Storage& storage) {
+  entry->index = recorder_.saved(entry->original, storage.nbytes());
+  order_.push_back(entry);
+  largest_ = std::max<uint64_t>(largest_, storage.nbytes());
+  ++now_.saved.count;
+  now_.saved.bytes += storage.nbytes();
+  auto why = why_planned(*entry, storage.nbytes());
+  if (!why && others_hold(*entry, storage)) {
+    why = Kept::lives_on;
+  }
+  if (why) {
+    keep(*entry, storage, *why);
+  } else {
+    move_out(*entry, storage);
+  }
+}
+
+// The storage is on the device or not: its parts share one fate, and count once.
+void State::save_more(const Entry& entry, const c10::Storage& storage, const SavedStorage& first) {
+  entry->index = first.index;
+  if (first.action == Action::keep) {
+    entry->action = Action::keep;
+    entry->kept = hold(storage, entry->on_device, current_scope());
+  } else {
+    move_out(*entry, storage);
+  }
+}
+
+// State that outlives steps: some before have saved it, too, or someone who leases it says so.
+bool State::others_hold(const SavedStorage& entry, const c10::Storage& storage) const {
+  const auto met = met_.find(entry.original);
+  if (met != met_.end() && met->second >= kMetForLong) {
+    return true;
+  }
+  const auto leases = ledger().leases().rows_of(storage.unsafeGetStorageImpl());
+  return std::ranges::any_of(leases, [](const LeaseRow& lease) {
+    return kind_of(lease.owner) != OwnerKind::activation;
+  });
+}
+
+// What the plan says of it, if it is what the plan expects here. Where the step may still become
+// another one that is known, it is kept only if that one keeps it, too.
 std::optional<Kept> State::why_planned(const SavedStorage& entry, uint64_t bytes) {
+  const auto expects = [&](const Known& known) {
+    const auto& saved = known.timeline.saved;
+    return entry.index < saved.size() && saved[entry.index].bytes == bytes;
+  };
+  for (size_t i = 0; i < fits_.size(); ++i) {
+    fits_[i] = fits_[i] && expects(*all_known_[i]);
+  }
+  if (mode_ == Mode::planned && !expects(*known_)) {
+    lose_plan();
+  }
   if (mode_ != Mode::planned) {
     return std::nullopt;
   }
-  const auto& saved = known_->timeline.saved;
-  if (entry.index >= saved.size() || saved[entry.index].bytes != bytes) {
-    lose_plan();
+  position_ = std::max(position_, known_->timeline.saved[entry.index].saved);
+  const auto& plan = known_->plan;
+  if (plan.actions[entry.index] == Action::offload) {
     return std::nullopt;
   }
-  position_ = std::max(position_, saved[entry.index].saved);
-  const auto& plan = known_->plan;
-  return plan.actions[entry.index] == Action::keep ? std::optional(plan.why[entry.index])
-                                                   : std::nullopt;
+  const auto why = plan.why[entry.index];
+  for (size_t i = 0; i < fits_.size() && why == Kept::budget; ++i) {
+    if (fits_[i] && all_known_[i]->plan.actions[entry.index] == Action::offload) {
+      return std::nullopt;
+    }
+  }
+  return why;
 }
 
 void State::keep(SavedStorage& entry, const c10::Storage& storage, Kept why) {
   entry.action = Action::keep;
+  entry.lives_on = why == Kept::lives_on;
   entry.kept = hold(storage, entry.on_device, current_scope());
   count(why, storage.nbytes());
 }
@@ -271,7 +345,8 @@ void State::move_out(SavedStorage& entry, const c10::Storage& storage) {
     if (options.host_full == HostFull::raise) {
       throw;
     }
-    keep(entry, storage, Kept::host_full);
+    const bool on_disk = disk_ != nullptr && disk_->full();
+    keep(entry, storage, on_disk ? Kept::disk_full : Kept::host_full);
     return;
   }
   ++now_.moved_out.count;
@@ -281,8 +356,9 @@ void State::move_out(SavedStorage& entry, const c10::Storage& storage) {
   // Autograd would hold it for this stream, which may be another than the one it is from.
   used_on(storage, entry.compute);
   const auto gone = mode_ == Mode::planned ? gone_from(known_->timeline.saved[entry.index]) : 0;
+  const bool first = order_[entry.index].lock().get() == &entry;
   lane.outgoing.add({.key = &entry,
-                     .bytes = storage.nbytes(),
+                     .bytes = first ? storage.nbytes() : entry.bytes,
                      .compute = entry.compute,
                      .gone = gone,
                      .lease = hold(storage, entry.on_device, ScopeId::process),
@@ -329,9 +405,22 @@ void State::reach(const SavedStorage& entry) {
     return;
   }
   recorder_.needed(entry.index);
+  doubt(entry);
   if (mode_ == Mode::planned) {
     const auto needed = known_->timeline.saved[entry.index].needed;
     position_ = needed == kNever ? position_ : std::max(position_, needed);
+  }
+}
+
+// A plan said that others hold it until now. They do if there are more references than ours: the
+// lease, the one in this function, and one of each tensor that autograd was given.
+void State::doubt(const SavedStorage& entry) {
+  if (!entry.lives_on || mode_ != Mode::planned || entry.uses > 0 || !entry.kept.held()) {
+    return;
+  }
+  const auto storage = entry.kept.storage();
+  if (storage.use_count() <= entry.views + 2) {
+    alone_ += storage.nbytes();
   }
 }
 
@@ -343,10 +432,10 @@ at::Tensor State::board(const Saved& saved, const c10::Stream& compute, Sharing 
       (StorageRef(original.storage()) != entry.original || is_released(original.storage()))) {
     original.reset();
   }
+  const bool first = entry.uses++ == 0;
   if (entry.action == Action::keep) {
     return original.defined() ? original : saved.passed_;
   }
-  const bool first = entry.uses++ == 0;
   if (first && entry.fetched.held()) {
     ahead_ -= std::min<uint64_t>(ahead_, entry.bytes);
   }
@@ -404,7 +493,9 @@ bool State::stays(const SavedStorage& entry) const {
     return false;
   }
   if (mode_ == Mode::planned) {
-    return known_->plan.stays[entry.index] && entry.uses < known_->timeline.saved[entry.index].uses;
+    const bool whole = order_[entry.index].lock().get() == &entry;  // not another part of it
+    return whole && known_->plan.stays[entry.index] &&
+           entry.uses < known_->timeline.saved[entry.index].uses;
   }
   // Until the graph lets go of it.
   return !options.budget && !compat::backward_retains_graph();

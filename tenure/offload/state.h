@@ -33,6 +33,7 @@ struct Lane {
 // A measured step and what was made of it.
 struct Known {
   Timeline timeline;
+  uint64_t shape = 0;
   uint64_t small = 0;  // not worth a copy; decided once, so that what moves stays the same
   Plan plan;
 };
@@ -54,6 +55,7 @@ class State : public std::enable_shared_from_this<State> {
   void abandon();
   bool active() const;
   Saved pack(const at::Tensor& tensor, std::optional<Kept> known);
+  Saved pass(const at::Tensor& tensor);
   at::Tensor unpack(const Saved& saved, Sharing sharing);
   void settle();
   Stats stats();
@@ -73,11 +75,16 @@ class State : public std::enable_shared_from_this<State> {
   bool goes_alone(const c10::Storage& storage, const Version& version, Range range) const;
   Entry save(const c10::Storage& storage, const Version& version, Range range);
   std::optional<Kept> why_planned(const SavedStorage& entry, uint64_t bytes);
+  bool others_hold(const SavedStorage& entry, const c10::Storage& storage) const;
+  Entry first_part(const c10::Storage& storage, const Version& version) const;
+  void save_first(const Entry& entry, const c10::Storage& storage);
+  void save_more(const Entry& entry, const c10::Storage& storage, const SavedStorage& first);
   void keep(SavedStorage& entry, const c10::Storage& storage, Kept why);
   void move_out(SavedStorage& entry, const c10::Storage& storage);
   HostCopy room_for(const SavedStorage& entry, HostPool::Limit limit = HostPool::Limit::kept);
 
   void reach(const SavedStorage& entry);
+  void doubt(const SavedStorage& entry);
   at::Tensor board(const Saved& saved, const c10::Stream& compute, Sharing sharing);
   c10::Storage fetched(SavedStorage& entry, const c10::Stream& compute, Sharing sharing);
   void stay_or_go(SavedStorage& entry, const c10::Storage& storage);
@@ -94,6 +101,10 @@ class State : public std::enable_shared_from_this<State> {
   void forget_dead();
   void choose_mode();
   void lose_plan();
+  bool is_to_be_measured(uint64_t shape);
+  void remember(uint64_t shape);
+  void meet(std::vector<StorageRef> alive);
+  void check_lives_on();
   void finish_step();
   void learn();
   void check_peak();
@@ -126,6 +137,8 @@ class State : public std::enable_shared_from_this<State> {
   std::unordered_map<StorageRef, std::vector<std::weak_ptr<SavedStorage>>> table_;
   std::vector<std::weak_ptr<SavedStorage>> order_;  // by index
   std::shared_ptr<Known> known_;                    // that it follows
+  std::vector<bool> fits_;                          // of all that are known: it has gone so far
+  uint64_t alone_ = 0;                              // bytes kept for others whom nobody has seen
   size_t position_ = 0;                             // in its timeline
   size_t fetched_upto_ = 0;
   std::unordered_set<StorageRef> counted_;  // that stay
@@ -136,8 +149,18 @@ class State : public std::enable_shared_from_this<State> {
 
   // What was learnt.
   std::vector<std::shared_ptr<Known>> all_known_;  // last used first
-  size_t unknown_in_a_row_ = 0;
+  // Steps of a shape that has no plan: how many there were, and at how many one was to be measured.
+  struct Unknown {
+    uint32_t seen = 0;
+    uint32_t tried = 0;
+  };
+  std::unordered_map<uint64_t, Unknown> unknown_;    // by shape
+  std::unordered_map<uint64_t, uint64_t> followed_;  // which shape came after which
   uint64_t shape_of_last_ = 0;
+  // In how many steps a storage was saved that is still alive.
+  std::unordered_map<StorageRef, uint32_t> met_;
+  uint64_t doubt_from_ = 0;             // the step from which on a plan may be doubted again
+  uint64_t doubt_pause_ = 1;
   int64_t margin_ = 0;  // by which plans were exceeded
   Stats last_;
 };

@@ -23,6 +23,8 @@ const char* kept_text(Kept reason) {
       return "fits the budget";
     case Kept::host_full:
       return "host limit reached";
+    case Kept::disk_full:
+      return "disk full";
     case Kept::in_backward:
       return "saved during backward";
   }

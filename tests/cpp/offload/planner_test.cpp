@@ -85,6 +85,20 @@ TEST(Planner, WhatOthersHoldIsKeptForNothing) {
   EXPECT_EQ(plan.why[1], Kept::lives_on);
 }
 
+// As the last output of a round is, in a loop over a whole step.
+TEST(Planner, WhatOthersHoldPastItsUseTakesNoRoom) {
+  auto timeline = mirror({10, 20, 30});
+  for (auto& saved : timeline.saved) {
+    saved.gone = timeline.ticks();
+  }
+  for (const auto small : {uint64_t{0}, uint64_t{100}}) {
+    EXPECT_EQ(plan_all(timeline, 100, small).peak, 100);
+    const auto plan = plan_within(timeline, 100, small);
+    EXPECT_EQ(plan.peak, 100);
+    EXPECT_EQ(moved(timeline, plan), 0);
+  }
+}
+
 TEST(Planner, SmallOnesStay) {
   const auto timeline = mirror({1, 50, 2, 50});
   const auto plan = plan_all(timeline, 200, 10);

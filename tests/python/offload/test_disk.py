@@ -208,7 +208,7 @@ def test_a_full_disk_keeps_on_the_device_what_does_not_fit(tmp_path: Path) -> No
         tmp_path,
         """
     assert all(step(64) for _ in range(5))
-    print(offload.stats().kept["host limit reached"][0] > 0)
+    print(offload.stats().kept["disk full"][0] > 0)
     """,
         host_full="keep",
         host_limit=64 * MIB,
@@ -266,3 +266,20 @@ def test_the_file_shrinks_when_steps_do(tmp_path: Path) -> None:
     file_after_step(32)
     file_after_step(32)
     eventually(lambda: file_after_step(2) <= 4 * MIB)
+
+
+def test_it_tells_the_disks_time_and_not_that_of_copies_in_memory(tmp_path: Path) -> None:
+    """With so little memory every storage waits until one before it has been written."""
+    size = 4 * MIB
+    offload = tenure.Offload(target=f"disk:{tmp_path}", min_bytes=1, host_limit=4 * size)
+    begin = time.perf_counter()
+    with offload:
+        x = torch.ones(1, requires_grad=True)
+        for _ in range(24):
+            x = Keep.apply(x, [], torch.ones(size // 4))
+        x.sum().backward()
+    took = time.perf_counter() - begin
+    stats = offload.stats()
+    assert 0.2 * took < stats.exposed_seconds < took
+    assert 24 * size / took / 4 < stats.out_bandwidth
+    assert stats.out_bandwidth * stats.exposed_seconds < 2 * 24 * size + stats.in_bandwidth * took

@@ -153,3 +153,21 @@ def test_memory_goes_back_when_the_last_copy_from_it_is_done(fake: Fake) -> None
     torch.full((4096,), 5.0).pin_memory()
     torch.accelerator.synchronize()
     assert set(found[0].tolist()) == {3.0}
+
+
+@pytest.mark.parametrize("target", ["host", "copy"])
+def test_one_large_storage_that_becomes_smaller(fake: Fake, target: str) -> None:
+    """The room of the large one is not kept for half of it."""
+    del fake
+    device = "cpu" if target == "copy" else "fake"
+    offload = tenure.Offload(target=target, min_bytes=1)
+    for size in [64] * 3 + [36] * 24:
+        x = torch.ones(1, device=device, requires_grad=True)
+        with offload:
+            y = Keep.apply(x, [], torch.ones(size << 18, device=device))
+            y = Keep.apply(y, [], torch.ones(size << 14, device=device))
+            y.sum().backward()
+        del x, y
+        drop_graphs()
+    stats = offload.stats()
+    assert stats.most_host_bytes <= stats.pinned_bytes <= 1.05 * stats.most_host_bytes

@@ -77,6 +77,25 @@ class TestState:
 
 
 class TestHeldByOthers:
+    def test_what_someone_leases_is_kept_from_the_first_step_on(self) -> None:
+        bank = torch.randn(256, 64)
+        offload = copying()
+        with tenure.hold(bank, "bank", kind="optimizer"), offload:
+            Keep.apply(torch.ones(4, requires_grad=True), [], bank).sum().backward()
+        assert offload.stats().kept[LIVES_ON] == (1, 256 * 64 * 4)
+        assert offload.stats().moved_out_storages == 0
+
+    def test_what_some_steps_have_saved_is_kept_though_every_step_is_of_another_shape(self) -> None:
+        bank = torch.randn(256, 64)
+        offload = copying()
+        moved = []
+        for rows in range(1, 7):
+            with offload:
+                x = Keep.apply(torch.ones(4, requires_grad=True), [], torch.ones(rows, 64), bank)
+                x.sum().backward()
+            moved.append(offload.stats().moved_out_bytes)
+        assert moved[2:] == [rows * 64 * 4 for rows in range(3, 7)]
+
     def test_an_input_that_the_user_holds_is_kept_once_that_is_known(self) -> None:
         model, x = blocks(), batch()
         plain = gradients(model, x)
@@ -257,3 +276,33 @@ def test_without_an_accelerator_it_does_nothing_and_says_so_once() -> None:
         stats = offload.stats()
         assert (stats.steps, stats.saved_bytes) == (0, 0)
     """)
+
+
+class Tagged(Tensor):
+    """A class of Python's alone: nothing of it is known in C++."""
+
+    scale: float
+
+
+class UseTagged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        tagged = (x.detach() * 2).as_subclass(Tagged)
+        tagged.scale = 7.0
+        ctx.save_for_backward(tagged)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (tagged,) = ctx.saved_tensors
+        return gradient * tagged.as_subclass(Tensor) * tagged.scale
+
+
+def test_a_class_of_python_alone_comes_back_as_it_was() -> None:
+    x = torch.ones(64, 64, requires_grad=True)
+    offload = copying()
+    with offload:
+        UseTagged.apply(x * 1).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.full((64, 64), 14.0))
+    assert offload.stats().kept[NOT_PLAIN][0] == 1

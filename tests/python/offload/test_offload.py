@@ -73,6 +73,22 @@ class OnBoth:
         assert 2000 <= offload.stats().moved_out_bytes < 2000 + 512
         assert torch.equal(seen[0], expected)
 
+    @pytest.mark.parametrize("budget", [None, "5MiB", "16MiB"])
+    def test_small_parts_count_as_one_storage_and_share_its_fate(self, budget: str | None) -> None:
+        offload = tenure.Offload(target="copy", min_bytes=1, budget=budget)
+        for _ in range(4):
+            base = torch.arange(1 << 20, dtype=torch.float32)
+            x = torch.ones(1, requires_grad=True)
+            with offload:
+                for i in range(9):
+                    x = Keep.apply(x, [], base[i * 50_000 : (i + 1) * 50_000])
+                del base
+                x.sum().backward()
+        stats = offload.stats()
+        assert (stats.saved_storages, stats.saved_bytes) == (1, 4 << 20)
+        moved = stats.moved_out_bytes
+        assert moved == 0 if budget else 9 * 50_000 * 4 <= moved < 4 << 20
+
     def test_parts_that_overlap_are_not_moved_over_and_over(self) -> None:
         seen: list[Tensor] = []
         offload = self.offload()
