@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a file for the results, as JSON")
     parser.add_argument("--tiny", action="store_true", help="on the CPU")
     asked = parser.parse_args()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)  # only strictly is attention's backward so
     if asked.tiny:
         torch.set_num_threads(1)
     results = {}
@@ -259,12 +259,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 
 @pytest.mark.parametrize("trainer", ["sft", "trainer"])
 def test_training_is_what_it_is_without(results: dict[str, Any], trainer: str) -> None:
-    """To the bit where the trainer without offloading repeats itself to the bit."""
+    """To the bit: all kernels are deterministic."""
     plain, again, ours = (results[trainer + arm] for arm in ("", " again", " + tenure"))
     for figures in ("losses", "norms"):
-        spread = max(map(abs, map(float.__sub__, plain[figures], again[figures])))
-        apart = max(map(abs, map(float.__sub__, plain[figures], ours[figures])))
-        assert apart <= 2 * spread, (figures, plain[figures], again[figures], ours[figures])
+        assert again[figures] == plain[figures], "the trainer without it does not repeat itself"
+        assert ours[figures] == plain[figures]
     assert len(set(plain["losses"])) == STEPS, "nothing was trained"
 
 
@@ -282,6 +281,7 @@ def test_what_checkpointing_keeps_leaves_the_device(results: dict[str, Any], tra
 
 
 def test_it_leaves_no_more_than_trl_itself_does(results: dict[str, Any]) -> None:
+    """The peak may be what it runs ahead of its copies by above that: see kAheadOfLeast."""
     ours, theirs = results["sft + tenure"], results["sft + trl"]
     assert of_step(ours, "after_forward") <= of_step(theirs, "after_forward") + (16 << 20)
-    assert of_step(ours, "peak") <= 1.01 * of_step(theirs, "peak")
+    assert ours["peak"] <= 1.045 * theirs["peak"]
