@@ -143,11 +143,15 @@ py::dict verdict_dict(const Verdict& verdict) {
   };
   out["suspects"] = dicts(verdict.suspects);
   out["filling"] = dicts(verdict.filling);
-  py::list doubtful;
-  for (const auto origin : verdict.doubtful) {
-    doubtful.append(static_cast<uint32_t>(origin));
-  }
-  out["doubtful"] = doubtful;
+  const auto numbers = [](const std::vector<OriginId>& origins) {
+    py::list found;
+    for (const auto origin : origins) {
+      found.append(static_cast<uint32_t>(origin));
+    }
+    return found;
+  };
+  out["doubtful"] = numbers(verdict.doubtful);
+  out["leading"] = numbers(verdict.leading);
   out["why"] = verdict.why;
   return out;
 }

@@ -28,7 +28,8 @@ constexpr double kLeastBytes = 256.0 * 1024 * 1024;
 // it uses again what was freed.
 constexpr double kHiddenReserve = 64.0 * 1024 * 1024;
 constexpr int64_t kManySteps = 4;       // births of a group that lasts come from so many steps
-constexpr double kWorkGrows = 3;        // a step's births grow so much faster than one storage
+constexpr double kOthersGrow = 0.05;    // a step's other births, next to one storage that grows
+constexpr double kLeads = 3;            // all of a step's births, next to one that makes up much
 constexpr double kSmallSuspect = 0.02;  // of all suspects' growth
 constexpr double kStartUp = 30;         // seconds
 constexpr double kLeastWork = 0.1;      // of a step's peak at first, for larger inputs to matter
@@ -210,6 +211,7 @@ class Suspects {
   std::vector<Suspect> take() { return std::move(found_); }
   std::vector<Suspect> take_filling() { return std::move(filling_); }
   std::vector<OriginId> doubtful() const { return doubtful_; }
+  std::vector<OriginId> leading() const { return leading_; }
 
  private:
   void look_at(OriginId origin, std::span<const Cut> cuts, double work) {
@@ -217,10 +219,14 @@ class Suspects {
     const bool lasts = most_births(cuts) >= kManySteps;
     const auto trend = trend_of(bytes, {.least_per_step = kLeastHeld});
     const bool larger = !lasts && trend.grows;
-    const bool one =
-        larger && (work <= kWorkGrows * trend.per_step || evidence_.accused.contains(origin));
+    // If nothing else becomes larger, it is not the inputs that do.
+    const bool one = larger && (work <= (1 + kOthersGrow) * trend.per_step ||
+                                evidence_.accused.contains(origin));
     if (larger && !one) {
       doubtful_.push_back(origin);
+      if (work <= kLeads * trend.per_step) {
+        leading_.push_back(origin);
+      }
     }
     if (lasts || one) {
       std::ranges::transform(lasting_, bytes, lasting_.begin(), std::plus<>{});
@@ -275,7 +281,7 @@ class Suspects {
 
   std::span<const StepRow> rows_;
   const Evidence& evidence_;
-  std::vector<OriginId> doubtful_;
+  std::vector<OriginId> doubtful_, leading_;
   Series lasting_;  // bytes of all origins that have storages of many steps
   std::vector<Suspect> found_, filling_;
 };
@@ -447,6 +453,7 @@ Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit,
       (rows.back().seconds - rows.front().seconds) / (each * static_cast<double>(rows.size() - 1));
   Suspects suspects(until_last_cut(rows, cuts), cuts, evidence);
   verdict.doubtful = suspects.doubtful();
+  verdict.leading = suspects.leading();
   verdict.suspects = suspects.take();
   verdict.filling = suspects.take_filling();
 

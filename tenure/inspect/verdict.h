@@ -60,6 +60,8 @@ struct Verdict {
   // its inputs get longer, or it reads something that is kept from step to step. Who looks at what
   // holds them can tell, and may accuse them.
   std::vector<OriginId> doubtful;
+  // Of those: what makes up a large part of all that becomes larger.
+  std::vector<OriginId> leading;
   // What would be suspected, had it not been seen to be held by something that has a bound.
   std::vector<Suspect> filling;
   std::string why;  // one sentence

@@ -15,7 +15,7 @@ from tenure.inspect.source import is_library
 __all__ = ["for_cycle", "for_path"]
 
 _CACHE = "give lru_cache a maxsize, or keep tensors out of its arguments and results"
-_BOUNDED = "lower the cache's maxsize: it is not full yet, or what it keeps gets larger"
+_BOUNDED = "lower the cache's maxsize: what it keeps gets larger"
 _EXCEPTION = "keep str(error) instead of the exception: its traceback holds every local"
 _HOOK = "remove the hook when it is not needed any more: handle.remove()"
 _CLOSURE = "let the function close over a detached tensor or a number, or drop the function"

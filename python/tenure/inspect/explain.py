@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import types
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +12,15 @@ import torch
 from tenure import _C
 from tenure._C import LeaseInfo, StorageRef
 from tenure.inspect import holders, html
+from tenure.inspect.census import from_module
 from tenure.storages import need_tensor
 
 __all__ = ["Explanation", "explain"]
 
 _MOST = 16  # holders that are told
+_MOST_LOOKED_AT = 64  # references to one tensor
+
+Way = list[holders.Element]
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,8 @@ class Explanation:
         leases: Tenure's leases on it, oldest first.
         held_by: What other parts of Tenure say of it.
         released: The text that a reader gets, if its data is gone.
-        paths: For each tensor or storage object on it, the shortest way from a root, in words.
+        paths: For each reference to a tensor or storage object on it, the shortest way from a root,
+            in words; without the variable of who asks, if anything else holds that tensor.
         summary: What core says of it, in words.
         residue: References that neither Tenure nor Python nor autograd explains: C++ code has them.
         frees: References that the storage would go with if one of them went, outermost first, and
@@ -91,7 +99,8 @@ def explain(tensor: torch.Tensor) -> Explanation:
             unseen, paths, frees = known.references - len(known.leases), [], []
         else:
             unseen = references.unseen(node)
-            paths, frees = _paths(references, node), _frees(references, node)
+            paths = _paths(references, node, tensor, sys._getframe(1))
+            frees = _frees(references, node)
     return Explanation(
         known.storage,
         known.nbytes,
@@ -106,13 +115,101 @@ def explain(tensor: torch.Tensor) -> Explanation:
     )
 
 
-def _paths(references: _C.References, node: int) -> list[str]:
-    """Ways to the storage in words."""
-    held = references.referring_to(node)
-    paths = [_way(references, holder) for holder in held[:_MOST]]
-    if len(held) > _MOST:
-        paths.append(f"… and {len(held) - _MOST} more")
-    return paths
+@dataclass(frozen=True)
+class _Reference:
+    """One that a holder has to a tensor, to its Python object, or to a Python storage.
+
+    Attributes:
+        holder: Its node.
+        target: The shortest way to what it refers to, which may begin with another holder.
+        rest: What follows on the way to the storage.
+        path: The way to the holder itself.
+    """
+
+    holder: int
+    target: Way
+    rest: Way
+    path: Way
+
+    def is_of(self, frame: types.FrameType) -> bool:
+        """Whether it is a variable of this running function."""
+        kind, shown, text, _ = self.path[-1]
+        code = frame.f_code
+        here = (code.co_filename, frame.f_lineno)
+        return kind == "frame" and text == code.co_qualname and shown == here
+
+    def elements(self) -> Way:
+        """The whole way. The name of a reference is known where it is on the shortest."""
+        kind, shown, text, _ = self.path[-1]
+        last: holders.Element = (kind, shown, text, "")
+        for known in self.target[-2:-1]:
+            same = known[1] == shown if kind == "frame" else known[1] is shown
+            if known[0] == kind and known[2] == text and same:
+                last = known
+        return [*self.path[:-1], last, self.target[-1], *self.rest]
+
+
+def _paths(
+    references: _C.References, node: int, tensor: torch.Tensor, asking: types.FrameType
+) -> list[str]:
+    """Ways to the storage in words, and how many more there are."""
+    alike: dict[str, list[str]] = {}  # by what they say but for numbers
+    on_it = references.referring_to(node)
+    left = 0
+    for at in on_it:
+        found, more = _references_to(references, at, {*on_it})
+        left += more
+        others = [one for one in found if not one.is_of(asking)]
+        if others and any(one.target[-1][1] is tensor for one in found):
+            found = others  # who asks has it, of course
+        for words in [_words(references, one) for one in found] or [_way(references, at)]:
+            alike.setdefault(re.sub(r"\d+", "", words), []).append(words)
+    told = [_one_of(ways) for ways in alike.values()][:_MOST]
+    left += sum(len(ways) for ways in list(alike.values())[_MOST:])
+    return [*told, *([f"… and {left:,} more"] if left else [])]
+
+
+def _one_of(ways: list[str]) -> str:
+    return ways[0] if len(ways) == 1 else f"{ways[0]}, and {len(ways) - 1} like it"
+
+
+def _references_to(
+    references: _C.References, at: int, passed_over: set[int]
+) -> tuple[list[_Reference], int]:
+    """Those to a tensor and its Python object, but for what only that itself leads to.
+
+    Also how many were not looked at.
+    """
+    _, way, *_ = references.retention(at)
+    direct = references.referring_to(at)
+    left = max(0, len(direct) - _MOST_LOOKED_AT)
+    ways: list[tuple[int, Way, Way]] = []
+    own = None
+    for holder in direct[:_MOST_LOOKED_AT]:
+        if holder in passed_over:
+            continue  # a view, which is told itself
+        _, path, *_ = references.retention(holder)
+        if path[-1][0] == "object" and issubclass(type(path[-1][1]), torch.Tensor):
+            own = path[-1][1]
+            further = [one for one in references.referring_to(holder) if one != at]
+            left += max(0, len(further) - _MOST_LOOKED_AT)
+            ways += [(one, path, [way[-1]]) for one in further[:_MOST_LOOKED_AT]]
+        else:
+            ways.append((holder, way, []))
+    found = []
+    for holder, target, rest in ways:
+        _, path, *_ = references.retention(holder)
+        if own is None or all(shown is not own for _, shown, *_ in path):
+            found.append(_Reference(holder, target, rest, path))
+    return found, left
+
+
+def _words(references: _C.References, reference: _Reference) -> str:
+    reached, _, cycle, _ = references.retention(reference.holder)
+    if not reached and cycle:
+        return _way(references, reference.holder)
+    words = _text(reference.elements())
+    return words if reached else f"no root; outermost is {words}"
 
 
 def _frees(references: _C.References, node: int) -> list[tuple[str, int]]:
@@ -122,8 +219,9 @@ def _frees(references: _C.References, node: int) -> list[tuple[str, int]]:
         return []
     gone, alone = references.gone_with(node), references.goes_with_reference(node)
     out: list[tuple[str, int]] = []
-    for hop in holders.retention_path(path):
-        at = hop.target
+    way = from_module(path)
+    for hop in holders.retention_path(way):
+        at = hop.target + len(path) - len(way)
         if hop.name and at < len(path) and alone[at] and gone[at] > 0:
             out.append((hop.text, gone[at]))
     return out
@@ -134,5 +232,9 @@ def _way(references: _C.References, holder: int) -> str:
     if not reached and cycle:
         words = holders.path_text(holders.retention_path([*cycle, cycle[0]]))
         return f"a cycle that no root holds: {words}"
-    words = holders.path_text(holders.retention_path(path))
+    words = _text(path)
     return words if reached else f"no root; outermost is {words}"
+
+
+def _text(path: Way) -> str:
+    return holders.path_text(holders.retention_path(from_module(path)))

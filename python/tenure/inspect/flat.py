@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
 
 from tenure import clock
 from tenure.errors import InputError
 from tenure.inspect import verdicts
 from tenure.inspect.session import watch_apart
 
-__all__ = ["MemoryGrows", "assert_flat"]
+__all__ = ["MemoryGrows", "assert_flat", "measured"]
 
 _FEWEST = 14
 
@@ -37,7 +40,7 @@ def assert_flat(step: Callable[[], object], *, steps: int = 40, warmup: int = 3)
 
     Raises:
         MemoryGrows: An AssertionError that names what grows and who holds it.
-        InputError: `steps` is too small to tell.
+        InputError: `steps` is too small to tell, or `step` is async: nobody would await it.
 
     Example:
         >>> import tenure, torch
@@ -50,15 +53,106 @@ def assert_flat(step: Callable[[], object], *, steps: int = 40, warmup: int = 3)
     """
     if steps < _FEWEST:
         raise InputError(f"steps={steps} is too few to tell growth from noise: use {_FEWEST}")
+    if (
+        inspect.iscoroutinefunction(step)
+        or inspect.isasyncgenfunction(step)
+        or inspect.isgeneratorfunction(step)
+    ):
+        raise InputError(_not_run(getattr(step, "__qualname__", "step")))
     for _ in range(warmup):
-        step()
+        _call(step)
     with watch_apart() as session:
+        before = clock.steps()
         try:
             for _ in range(steps):
-                step()
+                _call(step)
                 clock.step()
             verdict = session.verdict()
         finally:
             clock.no_more_steps()
     if verdict["verdict"] in {"leak", "growth"}:
-        raise MemoryGrows(verdict)
+        raise MemoryGrows(_counted_from(before, verdict))
+
+
+def _call(step: Callable[[], object]) -> None:
+    made = step()
+    if inspect.iscoroutine(made):
+        made.close()  # or Python warns that it was never awaited
+        raise InputError(_not_run(made.__qualname__))
+    if inspect.isawaitable(made) or inspect.isasyncgen(made):
+        raise InputError(_not_run(type(made).__qualname__))
+
+
+def _not_run(name: str) -> str:
+    return (
+        f"{name} only begins when it is called, so no step was made: give assert_flat a function "
+        "that makes the whole step, such as lambda: asyncio.run(step())"
+    )
+
+
+def _counted_from(first: int, verdict: verdicts.Document) -> verdicts.Document:
+    """The same with steps counted from where `assert_flat` began, and not the process."""
+    for told in (*verdict["ranks"], *verdict["suspects"]):
+        for name in ("since", "last"):
+            if name in told:
+                told[name] = max(0, told[name] - first)
+    return verdict
+
+
+def measured(
+    test: Callable[..., object], asked: dict[str, int], fail: Callable[[str], object]
+) -> Callable[..., None]:
+    """A test that calls `test` as :func:`assert_flat` does; for the pytest marker.
+
+    Args:
+        test: The test, which is given all its arguments by name.
+        asked: Arguments of `assert_flat`.
+        fail: Called with a text if memory grows, or if it cannot be told.
+    """
+
+    @wraps(test)
+    def run(**arguments: Any) -> None:
+        said = ""
+        try:
+            _as_if_in(test, arguments, lambda: assert_flat(partial(test, **arguments), **asked))
+        except MemoryGrows as error:
+            said = str(error)
+        except InputError as error:
+            if not _is_ours(error):
+                raise
+            said = f"flat_memory: {error}"
+        if said:  # only here, or pytest would show the other error as well
+            fail(said)
+
+    return run
+
+
+def _as_if_in(
+    test: Callable[..., object], arguments: dict[str, Any], measure: Callable[[], None]
+) -> None:
+    """Calls `measure` from a frame that looks like the test's own, which ends with every step.
+
+    So there is somebody who holds the arguments between two steps, and has their names: a fixture
+    is told as the test's variable, and not as something inside pytest.
+    """
+    values = dict(arguments)
+    function = inspect.unwrap(getattr(test, "__func__", test))
+    code = getattr(function, "__code__", None)
+    if inspect.ismethod(test):
+        own = code.co_varnames[0] if code is not None and code.co_argcount else "self"
+        values = {own: test.__self__, **values}
+    text = f"def call({', '.join(values)}): __measure__()"
+    namespace: dict[str, Any] = {"__measure__": measure}
+    exec(compile(text, code.co_filename if code is not None else "<test>", "exec"), namespace)
+    call = namespace["call"]
+    name = getattr(function, "__qualname__", "the test")
+    call.__code__ = call.__code__.replace(co_name=name, co_qualname=name)
+    call(**values)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether it was raised here, and not by what a test did."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals is globals()

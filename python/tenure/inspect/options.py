@@ -6,6 +6,7 @@ Imports nothing of torch: launchers need it before the program starts.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import sys
@@ -26,6 +27,7 @@ __all__ = [
     "Options",
     "environment",
     "idle_environment",
+    "job_of",
     "make_folder",
     "parse_ranks",
     "rank_of",
@@ -177,6 +179,19 @@ def world_of(given: Mapping[str, str] = os.environ) -> int:
         if given.get(name, "").isdigit():
             return max(1, int(given[name]))
     return 1
+
+
+def job_of(given: Mapping[str, str] = os.environ) -> str:
+    """What the processes that one launcher started have in common, as a hash; empty: no launcher.
+
+    No address is part of it: ranks may write that of one host in different ways.
+    """
+    told = [given.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT")]
+    if not any(told):  # a step of Slurm's may be a part of what torch connects
+        names = ("SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+        told = [given.get(name, "") for name in names]
+    told.append(given.get("SLURM_HET_JOB_ID", "") or given.get("SLURM_JOB_ID", ""))
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16] if any(told) else ""
 
 
 def recording_names(host: str, given: Mapping[str, str] = os.environ) -> Iterator[str]:

@@ -18,6 +18,7 @@ from tenure import _C
 from tenure.errors import InputError
 from tenure.inspect import local, opening, verdicts
 from tenure.inspect.opening import SCHEMA, opened
+from tenure.inspect.runs import Head, by_run
 
 __all__ = [
     "SCHEMA",
@@ -30,6 +31,7 @@ __all__ = [
     "find",
     "has_ended",
     "judge",
+    "last_step_of",
     "listed",
     "opened",
     "peak_of",
@@ -78,13 +80,13 @@ def find(paths: Meant) -> Found:
     if isinstance(paths, Found):
         return paths
     named: list[Path] = []
-    heads: list[_Head] = []
+    heads: list[Head] = []
     broken: dict[Path, str] = {}
     earlier: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
             found = _heads(_all_in(path), broken)
-            runs = _runs(found)
+            runs = by_run(found)
             heads += runs[-1] if runs else []
             earlier += [head.path for run in runs[:-1] for head in run]
         elif path.is_file():
@@ -97,12 +99,12 @@ def find(paths: Meant) -> Found:
         first = next(iter(broken.values()))
         all_of_them = f"none of {len(broken):,} recordings can be read: "
         raise InputError(f"{all_of_them if len(broken) > 1 else ''}{first}")
-    _check_that_they_are_one_run(_runs(heads))
+    _check_that_they_are_one_run(by_run(heads))
     meta = {head.path: head.meta for head in heads}
     return Found(list(meta), earlier, broken, meta)
 
 
-def _heads(files: Iterable[Path], broken: dict[Path, str]) -> list[_Head]:
+def _heads(files: Iterable[Path], broken: dict[Path, str]) -> list[Head]:
     out = []
     for path in files:
         try:
@@ -112,7 +114,7 @@ def _heads(files: Iterable[Path], broken: dict[Path, str]) -> list[_Head]:
     return out
 
 
-def _sound(heads: Iterable[_Head], broken: dict[Path, str]) -> list[_Head]:
+def _sound(heads: Iterable[Head], broken: dict[Path, str]) -> list[Head]:
     """Those whose tables have what verdicts and reports need; `broken` says why others have not."""
     out = []
     for head in heads:
@@ -124,7 +126,7 @@ def _sound(heads: Iterable[_Head], broken: dict[Path, str]) -> list[_Head]:
     return out
 
 
-def _check_that_they_are_one_run(runs: list[list[_Head]]) -> None:
+def _check_that_they_are_one_run(runs: list[list[Head]]) -> None:
     if len(runs) > 1:
         began = [min(run, key=lambda head: head.began) for run in runs]
         told = [f"{head.path.name} ({head.meta.get('began', '?')[:19]})" for head in began[-3:]]
@@ -147,7 +149,7 @@ def earlier_in(paths: Meant) -> list[Path]:
 def run_of(recording: Path) -> list[Path]:
     """All recordings of the run that this one is of."""
     heads = _heads(_all_in(recording.parent), {})
-    run = next((run for run in _runs(heads) if any(h.path == recording for h in run)), [])
+    run = next((run for run in by_run(heads) if any(h.path == recording for h in run)), [])
     return [head.path for head in run] or [recording]
 
 
@@ -163,45 +165,12 @@ def _all_in(folder: Path) -> list[Path]:
     return found
 
 
-@dataclass(frozen=True)
-class _Head:
-    """What a recording says of its process, and when that began and was last seen."""
-
-    path: Path
-    meta: dict[str, str]
-    began: float
-    end: float
-
-
-def _head(path: Path) -> _Head:
+def _head(path: Path) -> Head:
     with opened(path) as connection:
         meta = dict(connection.execute("SELECT key, value FROM meta"))
         last = connection.execute("SELECT seconds FROM steps ORDER BY step DESC LIMIT 1").fetchone()
         began = datetime.fromisoformat(meta["began"]).timestamp() if "began" in meta else 0.0
-        return _Head(path, meta, began, began + (last[0] if last else 0.0))
-
-
-def _runs(heads: Iterable[_Head]) -> list[list[_Head]]:
-    """Recordings by the run that they are of, the latest last.
-
-    Those of one run say so, unless each was started by a `tenure run` of its own, as torchrun can
-    do: but then their times overlap.
-    """
-    runs: list[list[_Head]] = []
-    ends: list[float] = []
-    for head in sorted(heads, key=lambda head: head.began):
-        name = head.meta.get("run", "")
-        same = [
-            number
-            for number, run in enumerate(runs)
-            if head.began <= ends[number]
-            or (name and any(name == other.meta.get("run") for other in run))
-        ]
-        merged = [other for number in same for other in runs[number]] + [head]
-        end = max([head.end, *(ends[number] for number in same)])
-        runs = [run for number, run in enumerate(runs) if number not in same] + [merged]
-        ends = [at for number, at in enumerate(ends) if number not in same] + [end]
-    return [sorted(run, key=lambda head: head.path) for run in runs]
+        return Head(path, meta, began, began + (last[0] if last else 0.0))
 
 
 def document_of(path: Path) -> verdicts.Document:
@@ -335,6 +304,14 @@ def has_ended(path: Path) -> bool:
     """Whether the process that wrote a recording is done with it."""
     with opened(path) as connection:
         return connection.execute("SELECT 1 FROM meta WHERE key='ended'").fetchone() is not None
+
+
+def last_step_of(path: Path) -> int | None:
+    """The last step of a recording, or None if it has none or cannot be read."""
+    with suppress(InputError), opened(path) as connection:
+        last: int | None = connection.execute("SELECT max(step) FROM steps").fetchone()[0]
+        return last
+    return None
 
 
 def documents(

@@ -22,15 +22,15 @@ from tenure import _C
 from tenure._build import VERSION
 from tenure.clock import follow_optimizers
 from tenure.errors import InputError, TenureError
-from tenure.inspect import constructors, crowd, devices, local, verdicts
+from tenure.inspect import constructors, crowd, devices, local, recordings, verdicts
 from tenure.inspect.coordinates import found_coordinates, found_gpu
 from tenure.inspect.kinds import marked_tensors
 from tenure.inspect.modules import name_modules
-from tenure.inspect.options import AGENT, VARIABLE, Options, rank_of, recording_names, say
+from tenure.inspect.options import AGENT, VARIABLE, Options, job_of, rank_of, recording_names, say
 from tenure.inspect.redact import redactor, without_names
 from tenure.inspect.source import library_folders
-from tenure.inspect.suspects import are_kept, in_backward_elsewhere, look
-from tenure.inspect.telling import Turn, conclude
+from tenure.inspect.suspects import are_kept, in_backward_elsewhere, joined, look
+from tenure.inspect.telling import Turn, conclude, is_at_stake, is_long
 
 __all__ = ["Session", "watch", "watch_from_environment"]
 
@@ -213,17 +213,22 @@ class Session:
         self._watch.put("cost", f"{self._watch.cost():.5f}")
         self._watch.put("ended", "yes")
         broken = self._watch.broken()
-        if broken:
-            say(f"nothing is recorded any more: {broken}")
         del self._watch  # the recording is complete
-        if self.recording is not None and not broken:
+        if broken:
+            say(f"nothing is recorded any more{self._recorded_until()}: {broken}")
+        elif self.recording is not None:
             self.recording = local.send(self.recording, self.options)
         self._turn.end()
         if self._crowd is not None:
             self._crowd.end()
         if silently and self.recording is not None:
             return
-        conclude(verdict, self._for_files(verdict), self.recording, self.options)
+        conclude(verdict, self._for_files(verdict), self.recording, self.options, broken)
+
+    def _recorded_until(self) -> str:
+        """Where a recording ends that ends early, if it has anything at all."""
+        last = recordings.last_step_of(self.recording) if self.recording is not None else None
+        return f" after {self._unit} {last:,}" if last is not None else ""
 
     def _step_ended(self, step: int) -> None:
         """Called by the clock on the thread that announced the step, after the row was taken."""
@@ -292,7 +297,7 @@ class Session:
         try:
             name_modules()
             verdict = self._watch.judge()
-            if verdict["doubtful"] and self._accuse(verdict["doubtful"]):
+            if verdict["doubtful"] and self._accuse(verdict):
                 verdict = self._watch.judge()
             if self._look([*verdict["suspects"], *verdict["filling"]]):
                 verdict = self._watch.judge()
@@ -370,19 +375,23 @@ class Session:
         """What files may say, which is less than the terminal if names are to be hashed there."""
         return without_names(told, self._redact) if self.options.redact else told
 
-    def _accuse(self, doubtful: list[int]) -> bool:
+    def _accuse(self, judged: dict[str, Any]) -> bool:
         """Whether what grows along with the inputs is kept from step to step, and so a leak."""
-        wanted = [origin for origin in doubtful[:_MOST_SUSPECTS] if origin not in self._doubted]
+        doubtful = judged["doubtful"][:_MOST_SUSPECTS]
+        wanted = [origin for origin in doubtful if origin not in self._doubted]
         if not wanted:
             return False
         self._doubted.update(wanted)
-        guilty = are_kept(wanted, self._last_step)
+        guilty = {*are_kept(wanted, self._last_step), *joined(judged["leading"])}
         self._accused.update(guilty)
         self._put_evidence()
         return bool(guilty)
 
     def _tell(self, judged: dict[str, Any]) -> None:
-        """Speaks up once growth has lasted for twice the steps after which it was suspected."""
+        """Speaks up once growth has lasted, or at once if memory will not.
+
+        See Note [Speaking while the program runs] in telling.py.
+        """
         kind = judged["verdict"]
         if kind not in {"leak", "growth"}:
             self._suspected_at = 0
@@ -391,10 +400,15 @@ class Session:
                 self._told = ""
             return
         self._suspected_at = self._suspected_at or judged["steps"]
-        lasted = judged["steps"] >= 2 * self._suspected_at
-        if self._unit == "interval":  # a program's beginning looks like growth
-            lasted = lasted and time.monotonic() - self._began > _BEGINNING
-        if self.options.quiet or self._told == kind or not lasted or not self._turn.take(kind):
+        if self.options.quiet or self._told == kind:
+            return
+        if self._unit == "interval" and time.monotonic() - self._began <= _BEGINNING:
+            return  # a program's beginning looks like growth
+        twice = judged["steps"] >= 2 * self._suspected_at
+        lasted = twice and is_long(judged, self._last_step)
+        if not lasted and not is_at_stake(judged, self._last_step, _bytes_left_for(judged)):
+            return
+        if not self._turn.take(kind):
             return
         self._told = kind
         say(verdicts.first_screen(self._document(judged)))
@@ -547,6 +561,7 @@ def _about(options: Options, host: str) -> list[tuple[str, str]]:
         ("began", datetime.now(UTC).isoformat(timespec="milliseconds")),
         ("began_ns", str(time.monotonic_ns())),
         ("run", options.run),
+        ("job", job_of()),
         ("level", options.level),
         ("tenure", VERSION),
         ("torch", torch.__version__),
@@ -568,6 +583,25 @@ def _bytes_left() -> int | None:
     if process.cgroup is not None:
         left.append(process.cgroup.headroom)
     return min((value for value in left if value is not None), default=None)
+
+
+def _bytes_left_for(judged: dict[str, Any]) -> int | None:
+    """How far what grows may do so: storages on a device until that is full."""
+    places = {_origin(suspect["origin"])["device"] for suspect in judged["suspects"]}
+    left = [
+        device.driver.free + (_unused_in(device.allocator) if device.allocator else 0)
+        for device in _C.sample().devices
+        if device.driver is not None and (not places or str(device.device) in places)
+    ]
+    if not places or any(place.startswith("cpu") for place in places):
+        on_host = _bytes_left()
+        left += [on_host] if on_host is not None else []
+    return min(left, default=None)
+
+
+def _unused_in(allocator: _C.AllocatorSample) -> int:
+    """What torch took from the driver and has in no tensor."""
+    return max(0, allocator.reserved.current - allocator.active.current)
 
 
 def _json_text(told: Any) -> str:

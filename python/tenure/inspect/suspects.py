@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import re
 import sys
 import threading
@@ -22,6 +23,7 @@ _ENGINE = torch.autograd.graph.__file__
 _MOST_PATHS = 3  # told for one suspect
 _MOST_LOOKED_AT = 24  # storages of one suspect
 _MOST_IDS = 32
+_JOINING = {"aten::cat", "aten::stack", "aten::hstack", "aten::vstack", "aten::constant_pad_nd"}
 
 
 @dataclass
@@ -99,6 +101,11 @@ def are_kept(origins: Sequence[int], now: int) -> list[int]:
     ]
 
 
+def joined(origins: Sequence[int]) -> list[int]:
+    """Those that are made by joining tensors: what there was, and more of it."""
+    return [origin for origin in origins if _C.origin(origin)["op"] in _JOINING]
+
+
 def _is_state(path: list[dict[str, Any]]) -> bool:
     named = [hop for hop in path if hop["kind"] not in {"tensor", "object", "item"}]
     return bool(named) and named[-1]["kind"] == "attribute"
@@ -174,11 +181,12 @@ def _path(
 
 def _has_room(owner: Any) -> bool:
     """Whether a container will drop what is in it, but has not begun to."""
-    return (
-        isinstance(owner, collections.deque)
-        and owner.maxlen is not None
-        and len(owner) < owner.maxlen
-    )
+    if isinstance(owner, collections.deque):
+        return owner.maxlen is not None and len(owner) < owner.maxlen
+    if isinstance(owner, functools._lru_cache_wrapper):
+        cache = owner.cache_info()
+        return cache.maxsize is not None and cache.currsize < cache.maxsize
+    return False
 
 
 def _breaking(cycle: list[holders.Hop]) -> holders.Hop:

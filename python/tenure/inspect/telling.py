@@ -6,16 +6,45 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tenure.errors import TenureError
 from tenure.inspect import local, recordings, verdicts
 from tenure.inspect.files import whole
 from tenure.inspect.options import Options, rank_of, say, world_of
 
-__all__ = ["Turn", "conclude"]
+__all__ = ["Turn", "conclude", "is_at_stake", "is_long"]
 
 _OTHERS = 3.0  # seconds that rank 0 waits for the others
+_LONG = 100  # steps of growth: few buffers that are emptied now and then fill for longer
+_AT_STAKE = 0.25  # of the way from where the growth began to where memory ends
+
+
+# Note [Speaking while the program runs]
+# A replay buffer that fills and a list that is emptied after each epoch are leaks until they are
+# full or emptied, and who was told of a leak that was none does not listen the next time. Nothing
+# is lost by waiting: who holds what is recorded when it is first suspected. So what is said before
+# the end waits for growth that has gone on for long, unless memory would not last until then.
+
+
+def is_long(judged: Mapping[str, Any], last: int) -> bool:
+    """Whether what grew, up to the step `last`, has done so for longer than most buffers fill."""
+    return last - int(judged["since"]) >= _LONG
+
+
+def is_at_stake(judged: Mapping[str, Any], last: int, left: int | None) -> bool:
+    """Whether a good part of the memory has gone that there was when the growth began.
+
+    Args:
+        judged: What the extension's ``judge`` returned, a leak or growth.
+        last: The step that has ended.
+        left: Bytes until something kills the process or an allocation fails; None: not known.
+    """
+    rate = max(judged["per_step"], judged["total"]["per_step"] if judged["total"]["grows"] else 0)
+    grown = rate * (last - judged["since"])
+    return left is not None and grown > 0 and grown >= _AT_STAKE * (grown + max(0, left))
 
 
 class Turn:
@@ -52,7 +81,11 @@ class Turn:
 
 
 def conclude(
-    mine: verdicts.Document, written: verdicts.Document, recording: Path | None, options: Options
+    mine: verdicts.Document,
+    written: verdicts.Document,
+    recording: Path | None,
+    options: Options,
+    broken: str,
 ) -> None:
     """Says the first screen and writes the JSON file.
 
@@ -64,6 +97,7 @@ def conclude(
         written: The same as it may stand in files.
         recording: This process's recording, complete.
         options: How it was watched.
+        broken: Why the recording ends early; empty: it does not.
     """
     if recording is None:
         job = written
@@ -73,12 +107,12 @@ def conclude(
     else:
         _wait_for_ranks(recording)
         with local.alone_in(Path(options.out)):
-            job = _of_run(recording, written)
+            job = _of_run(recording, written, broken)
             _write_json(options, job)
     if options.quiet or rank_of() != 0 or job["steps"] == 0 or _only_started_others(mine, job):
         return
     say(verdicts.first_screen(job if len(job["ranks"]) > 1 else mine))
-    if recording is not None and job["verdict"] in {"leak", "growth"}:
+    if recording is not None and not broken and job["verdict"] in {"leak", "growth"}:
         folder = verdicts.shown_path(options.out)
         say(f"recorded in {folder}: `tenure why {folder}` says more")
 
@@ -123,10 +157,16 @@ def _host_in(recording: Path) -> str:
     return recording.name.rsplit("-", 3)[0]
 
 
-def _of_run(recording: Path, mine: verdicts.Document) -> verdicts.Document:
+def _of_run(recording: Path, mine: verdicts.Document, broken: str) -> verdicts.Document:
     try:
         files = recordings.run_of(recording)
-        return recordings.judge(files) if len(files) > 1 else mine
+        if len(files) == 1:
+            return mine
+        if not broken:
+            return recordings.judge(files)
+        found, left_out = recordings.documents(files)
+        others = {path: why for path, why in left_out.items() if path != recording}
+        return recordings.together({**found, recording: mine}, others)
     except TenureError:
         return mine
 

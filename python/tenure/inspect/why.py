@@ -13,6 +13,8 @@ from tenure.inspect.verdicts import CODES
 
 __all__ = ["CODES", "why_all", "why_one"]
 
+_LARGEST = (1 << 63) - 1  # number that SQLite has
+
 
 def why_all(verdict: verdicts.Document, most: int = 5) -> str:
     """Every suspect of a verdict with all the ways in which it is held."""
@@ -68,7 +70,8 @@ def _cycles(rank: dict[str, Any]) -> list[str]:
 
 def why_one(paths: recordings.Meant, storage: int) -> str:
     """One storage, by the id that recordings and verdicts give it."""
-    for path in recordings.files_in(paths):
+    fits = -_LARGEST <= storage <= _LARGEST
+    for path in recordings.files_in(paths) if fits else ():
         with recordings.opened(path) as connection:
             connection.row_factory = sqlite3.Row
             row = connection.execute(

@@ -36,6 +36,34 @@ def test_what_a_variable_holds() -> None:
     assert found.nbytes >= found.rooted >= len(cache) << 20
 
 
+SHARED: list[torch.Tensor] = []
+
+
+def test_what_a_module_holds_is_not_the_function_that_knows_it() -> None:
+    own = torch.zeros(1 << 17)
+
+    def uses() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return own, SHARED
+
+    def profile(function: Callable[[], object]) -> tenure.Census:
+        function()
+        return tenure.census()
+
+    SHARED.append(torch.zeros(1 << 18))
+    try:
+        held = {h.holder: h.nbytes for h in profile(uses).held}
+        paths = tenure.explain(SHARED[0]).paths
+    finally:
+        SHARED.clear()
+    (shared,) = [size for holder, size in held.items() if holder.startswith("SHARED (global of")]
+    assert shared == 1 << 20
+    (path,) = paths
+    assert path.startswith("SHARED (global of")
+    # What the function closes over stays apart.
+    mine = [size for holder, size in held.items() if "own (local of" in holder]
+    assert mine == [1 << 19]
+
+
 def test_all_bytes_are_in_one_of_the_sums() -> None:
     kept = torch.zeros(1000)
     with tenure.watch(quiet=True):

@@ -152,6 +152,23 @@ def test_what_has_a_bound_is_no_leak_while_it_fills() -> None:
     assert full["verdict"] == "flat", full["ranks"]
 
 
+def test_a_cache_that_has_a_bound_is_no_leak_while_it_fills() -> None:
+    @functools.lru_cache(maxsize=40)
+    def made(_: int) -> torch.Tensor:
+        return torch.randn(50_000)
+
+    with tenure.watch(quiet=True) as session:
+        for step in range(30):
+            made(step)
+            tenure.step()
+        filling = session.verdict()
+    assert filling["verdict"] == "growth"
+    assert filling["suspects"] == []
+    screen = verdicts.first_screen(filling)
+    assert "lru_cache of test_a_cache" in screen
+    assert "out of memory" not in screen
+
+
 def test_a_full_deque_of_things_that_get_larger_leaks() -> None:
     last: collections.deque[list[torch.Tensor]] = collections.deque(maxlen=2)
     last.append([])
@@ -262,13 +279,20 @@ def test_an_endless_closure_is_told_from_a_list_in_one() -> None:
     assert "close over" in leak(body)["advice"]
 
 
-@pytest.mark.parametrize(("size", "advice"), [(None, "give lru_cache a maxsize"), (99, "lower")])
-def test_advice_on_caches(size: int | None, advice: str) -> None:
-    @functools.lru_cache(maxsize=size)
+def test_advice_on_a_cache_without_bound() -> None:
+    @functools.cache
     def made(_: int) -> torch.Tensor:
         return torch.randn(5000)
 
-    assert advice in leak(lambda step: consume(made(step)))["advice"]
+    assert "give lru_cache a maxsize" in leak(lambda step: consume(made(step)))["advice"]
+
+
+def test_advice_on_a_full_cache_of_things_that_get_larger() -> None:
+    @functools.lru_cache(maxsize=2)
+    def made(step: int) -> list[torch.Tensor]:
+        return [*(made(step - 1) if step else []), torch.randn(5000)]
+
+    assert "lower the cache's maxsize" in leak(lambda step: consume(made(step)))["advice"]
 
 
 def test_hooks_that_pile_up() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -199,6 +200,15 @@ def test_an_existing_sitecustomize_still_runs(tmp_path: Path) -> None:
     assert run.verdict["steps"] == 40
 
 
+def test_a_sitecustomize_that_imports_torch(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import torch\n")
+    run = watched(tmp_path, PYTHONPATH=str(other))
+    assert run.code == 0, run.err
+    assert run.verdict["steps"] == 40
+
+
 def test_spawned_children_are_watched_too(tmp_path: Path) -> None:
     (tmp_path / "work.py").write_text(LOOP.format(body="kept.append(torch.randn(1000))", end=""))
     (tmp_path / "main.py").write_text(
@@ -298,6 +308,16 @@ def test_a_disk_that_fills_up(tmp_path: Path) -> None:
     run = forked(tmp_path, f"if step == 20: {LIMIT}", "import time; time.sleep(0.6)")
     assert (run.code, run.out) == (0, "done\n"), run.err
     assert "nothing is recorded any more" in run.err
+
+
+def test_a_recording_that_ends_early_is_not_called_one_of_the_run(tmp_path: Path) -> None:
+    pause = "import time; time.sleep(1)"
+    limit = LIMIT.replace("30000", "40000")  # SQLite needs 32 KiB to read what is there
+    body = f"kept.append(torch.randn(5000))\n    if step == 20: {pause}; {limit}"
+    run = forked(tmp_path, body, pause)
+    assert "LEAK" in run.err
+    assert re.search(r"nothing is recorded any more after step (19|20): .*disk", run.err), run.err
+    assert "recorded in" not in run.err
 
 
 def test_off_leaves_nothing_behind() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 from tenure.inspect import recordings
+from tenure.inspect.options import job_of
+from tenure.inspect.runs import Head, by_run
 from watched import forked_run, tenure_here, tenure_run
 
 LOOP = """
@@ -44,6 +47,72 @@ def test_the_latest_run_in_a_folder_is_judged(tmp_path: Path) -> None:
     assert recordings.earlier_in([sound.folder]) == [first]
     assert recordings.run_of(first) == [first]
     assert recordings.run_of(second) == recordings.files_in([sound.folder]) == [second]
+
+
+def test_runs_at_the_same_time_are_each_judged_alone(tmp_path: Path) -> None:
+    """Each waits for the other after its first step, so that their times overlap."""
+    meet = """
+    import pathlib, sys, time
+    train({leak}, 1)
+    pathlib.Path(sys.argv[1]).touch()
+    while not pathlib.Path(sys.argv[2]).exists():
+        time.sleep(0.01)
+    train({leak})
+    """
+    program(tmp_path, meet.format(leak=True), "leaks.py")
+    program(tmp_path, meet.format(leak=False), "sound.py")
+    command = [sys.executable, "-m", "tenure", "run"]
+    started = [
+        subprocess.Popen(
+            [*command, "--json", f"{mine}.json", f"{mine}.py", mine, other],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+        )
+        for mine, other in (("leaks", "sound"), ("sound", "leaks"))
+    ]
+    said = [running.communicate(timeout=120)[1] for running in started]
+    assert "LEAK" in said[0]
+    assert "FLAT" in said[1]
+    assert "LEAK" not in said[1]
+    for name, verdict in (("leaks", "leak"), ("sound", "flat")):
+        written = json.loads((tmp_path / f"{name}.json").read_text())
+        assert written["verdict"] == verdict
+        assert len(written["ranks"]) == 1
+    assert len(recordings.files_in([tmp_path / "run.tenure"])) == 1
+
+
+def recorded_runs(folder: Path, *told: dict[str, str]) -> list[list[str]]:
+    """The ranks by run, of recordings that begin one after another and end together."""
+    heads = []
+    for number, meta in enumerate(told):
+        path = folder / f"host-{meta['rank']}-{number}-0.sqlite"
+        heads.append(Head(path, meta, float(number), 100.0))
+    return [[head.meta["rank"] for head in run] for run in by_run(heads)]
+
+
+def test_which_recordings_are_of_one_run(tmp_path: Path) -> None:
+    def by_torchrun(rank: int, job: str = "a") -> dict[str, str]:
+        return {"run": f"{job}{rank}", "rank": str(rank), "job": job}
+
+    apart = {"run": "b", "rank": "0", "job": ""}
+    assert recorded_runs(tmp_path, by_torchrun(0), apart, by_torchrun(1)) == [["0"], ["0", "1"]]
+    two_jobs = [by_torchrun(rank, job) for rank in (0, 1) for job in "ab"]
+    assert recorded_runs(tmp_path, *two_jobs) == [["0", "1"], ["0", "1"]]
+    child = {"run": "a0", "rank": "0", "job": ""}
+    assert recorded_runs(tmp_path, by_torchrun(0), child) == [["0", "0"]]
+    actor = {"run": "", "rank": "0", "job": ""}  # under `tenure env`
+    assert recorded_runs(tmp_path, actor, actor) == [["0", "0"]]
+
+
+def test_what_ranks_of_one_launcher_have_in_common() -> None:
+    torchrun = {"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}
+    assert job_of({}) == ""
+    assert job_of({**torchrun, "RANK": "0"}) == job_of({**torchrun, "RANK": "1"}) != ""
+    assert job_of(torchrun) != job_of({**torchrun, "MASTER_PORT": "29501"})
+    assert job_of(torchrun) == job_of({**torchrun, "SLURM_STEP_ID": "1"})
+    steps = [job_of({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": step}) for step in "12"]
+    assert steps[0] != steps[1]
 
 
 def test_a_leak_in_a_spawned_child_is_the_verdict(tmp_path: Path) -> None:
@@ -126,7 +195,7 @@ RANK = """
 import torch.distributed as dist
 import time
 dist.init_process_group("gloo")
-train(dist.get_rank() == 1, 60)
+train(dist.get_rank() == 1, 150)
 time.sleep(5)
 dist.destroy_process_group()
 """

@@ -108,7 +108,10 @@ def _begin() -> None:
     from urllib.parse import parse_qsl
 
     given = dict(parse_qsl(os.environ["TENURE"]))
-    sys.meta_path.insert(0, _AfterTorch())
+    if "torch" in sys.modules:  # the other sitecustomize imported it, or a .pth file
+        _watch_when_ready()
+    else:
+        sys.meta_path.insert(0, _AfterTorch())
     if given.get("starter") == str(os.getpid()) and given.get("quiet") != "1":
         atexit.register(_say_if_nothing_was_seen, given.get("out", ""), time.time())
 
