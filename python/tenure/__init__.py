@@ -19,8 +19,8 @@ except ImportError as error:
         raise SystemExit(f"tenure: {error}") from None
     raise
 
-from tenure._build import VERSION as __version__  # noqa: E402
-from tenure._paths import cmake_prefix_path  # noqa: E402
+from tenure._build import VERSION as __version__
+from tenure._paths import cmake_prefix_path
 
 __all__ = [
     "BudgetError",

@@ -190,7 +190,8 @@ struct LeaseTable::Sharing {
   bool same_kind = false;            // whether one of them is of that kind
 };
 
-inline LeaseTable::Sharing LeaseTable::sharing(LeaseShard& shard, const void* object, OwnerKind kind) {
+inline LeaseTable::Sharing LeaseTable::sharing(LeaseShard& shard, const void* object,
+                                               OwnerKind kind) {
   Sharing out;
   shard.each_lease_on(object, [&](const LeaseSlot& other) {
     out.other = &other;
@@ -201,7 +202,8 @@ inline LeaseTable::Sharing LeaseTable::sharing(LeaseShard& shard, const void* ob
 }
 
 // Adds or takes away what a lease contributes beside the others on its object.
-inline void LeaseTable::count(LeaseShard& shard, const LeaseSlot& slot, const Sharing& shared, int sign) {
+inline void LeaseTable::count(LeaseShard& shard, const LeaseSlot& slot, const Sharing& shared,
+                              int sign) {
   const auto kind = static_cast<size_t>(kind_of(OwnerId{slot.owner}));
   const auto bytes = static_cast<int64_t>(slot.bytes) * sign;
   if (!shared.same_kind) {

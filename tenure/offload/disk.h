@@ -59,8 +59,8 @@ class Disk {
   Moved written() const;          // to the file, by the clock
   Moved read_back() const;        // from it
   double waited_seconds() const;  // by those who asked, since the last step began
-  uint64_t bytes() const;       // in the file
-  uint64_t file_bytes() const;  // the file's own size
+  uint64_t bytes() const;         // in the file
+  uint64_t file_bytes() const;    // the file's own size
 
  private:
   // How long at least one transfer of a kind was under way, and what it moved.

@@ -213,9 +213,9 @@ void HostPool::give_back_too_large(std::vector<Slab>& ending) {
     if (!unused(it->first, it->second)) {
       continue;
     }
-    if (best == slabs_.end() || (best->second.bytes < surplus ? bytes > best->second.bytes
-                                                              : bytes >= surplus &&
-                                                                    bytes < best->second.bytes)) {
+    if (best == slabs_.end() ||
+        (best->second.bytes < surplus ? bytes > best->second.bytes
+                                      : bytes >= surplus && bytes < best->second.bytes)) {
       best = it;
     }
   }

@@ -284,9 +284,8 @@ bool State::others_hold(const SavedStorage& entry, const c10::Storage& storage) 
     return true;
   }
   const auto leases = ledger().leases().rows_of(storage.unsafeGetStorageImpl());
-  return std::ranges::any_of(leases, [](const LeaseRow& lease) {
-    return kind_of(lease.owner) != OwnerKind::activation;
-  });
+  return std::ranges::any_of(
+      leases, [](const LeaseRow& lease) { return kind_of(lease.owner) != OwnerKind::activation; });
 }
 
 // What the plan says of it, if it is what the plan expects here. Where the step may still become

@@ -159,7 +159,7 @@ class State : public std::enable_shared_from_this<State> {
   uint64_t shape_of_last_ = 0;
   // In how many steps a storage was saved that is still alive.
   std::unordered_map<StorageRef, uint32_t> met_;
-  uint64_t doubt_from_ = 0;             // the step from which on a plan may be doubted again
+  uint64_t doubt_from_ = 0;  // the step from which on a plan may be doubted again
   uint64_t doubt_pause_ = 1;
   int64_t margin_ = 0;  // by which plans were exceeded
   Stats last_;
