@@ -129,13 +129,14 @@ def test_it_opens_from_disk(browser: Any, page_file: Path, width: int, scheme: s
     suspect.locator("summary").press("Enter")  # with the keyboard
     assert "outputs (local of main)" in suspect.inner_text()
 
+    others = page.locator("#storages-table tbody tr td:nth-child(3)").filter(has_not_text="Net.head")
     page.fill("#storages-search", "net.head")
-    page.wait_for_timeout(200)
+    others.first.wait_for(state="detached")
     found = opened.texts("#storages-table tbody tr td:nth-child(3)")
     assert found
     assert all("Net.head" in module for module in found)
     page.fill("#storages-search", "")
-    page.wait_for_timeout(200)
+    others.first.wait_for(state="attached")
 
     numbers = "#storages-table tbody tr td:nth-child(6)"
     page.click("#storages-table th[data-column=born] button")
@@ -293,7 +294,8 @@ def test_the_peak_is_marked(browser: Any, recorded: Path, tmp_path: Path, many: 
     assert re.fullmatch(r"peak [\d.]+ [kM]B" + (f", rank {many - 1}" if many > 1 else ""), shown)
     for name in ("held by storages", "most held in the step"):
         opened.page.get_by_label(name).uncheck()
-    assert opened.page.locator("#memory-plot .annotation").count() == 0  # its curve is not shown
+    # Its curve is not shown, once the plot has been drawn anew.
+    opened.page.locator("#memory-plot .annotation").wait_for(state="detached")
 
 
 def test_plots_and_tables_have_names(browser: Any, page_file: Path) -> None:
