@@ -129,10 +129,11 @@ def test_it_opens_from_disk(browser: Any, page_file: Path, width: int, scheme: s
     suspect.locator("summary").press("Enter")  # with the keyboard
     assert "outputs (local of main)" in suspect.inner_text()
 
-    others = page.locator("#storages-table tbody tr td:nth-child(3)").filter(has_not_text="Net.head")
+    modules = "#storages-table tbody tr td:nth-child(3)"
+    others = page.locator(modules).filter(has_not_text="Net.head")
     page.fill("#storages-search", "net.head")
     others.first.wait_for(state="detached")
-    found = opened.texts("#storages-table tbody tr td:nth-child(3)")
+    found = opened.texts(modules)
     assert found
     assert all("Net.head" in module for module in found)
     page.fill("#storages-search", "")
