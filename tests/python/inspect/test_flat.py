@@ -77,11 +77,11 @@ def test_watching_twice_is_refused() -> None:
 
 
 def marked(folder: Path, tests: str) -> str:
-    """What pytest says of a file of tests."""
+    """What pytest says of a file of tests: each failure once, whatever CI makes of the summary."""
     text = "import asyncio, unittest\nimport pytest, torch\n" + textwrap.dedent(tests)
     (folder / "test_it.py").write_text(text)
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--strict-markers", str(folder)],
+        [sys.executable, "-m", "pytest", "-q", "-rN", "--strict-markers", str(folder)],
         capture_output=True,
         text=True,
         cwd=folder,
