@@ -143,6 +143,7 @@ py::dict verdict_dict(const Verdict& verdict) {
   };
   out["suspects"] = dicts(verdict.suspects);
   out["filling"] = dicts(verdict.filling);
+  out["light"] = dicts(verdict.light);
   const auto numbers = [](const std::vector<OriginId>& origins) {
     py::list found;
     for (const auto origin : origins) {
@@ -156,13 +157,20 @@ py::dict verdict_dict(const Verdict& verdict) {
   return out;
 }
 
-Evidence evidence_of(const std::set<uint32_t>& accused, const std::set<uint32_t>& bounded) {
+// Accused, bounded, carried.
+using EvidenceRow = std::tuple<std::set<uint32_t>, std::set<uint32_t>, std::map<uint32_t, double>>;
+
+Evidence evidence_of(const EvidenceRow& given) {
+  const auto& [accused, bounded, carried] = given;
   Evidence out;
   for (const auto origin : accused) {
     out.accused.insert(OriginId{origin});
   }
   for (const auto origin : bounded) {
     out.bounded.insert(OriginId{origin});
+  }
+  for (const auto& [origin, bytes] : carried) {
+    out.carried[OriginId{origin}] = bytes;
   }
   return out;
 }
@@ -171,7 +179,7 @@ using CutRow = std::tuple<uint64_t, int64_t, int64_t, int64_t>;  // step, bytes,
 
 py::dict judge_recorded(const std::vector<py::dict>& given,
                         const std::map<uint32_t, std::vector<CutRow>>& cut_rows, bool steps,
-                        const std::set<uint32_t>& accused, const std::set<uint32_t>& bounded) {
+                        const EvidenceRow& evidence) {
   std::vector<StepRow> rows;
   rows.reserve(given.size());
   for (const auto& row : given) {
@@ -184,11 +192,11 @@ py::dict judge_recorded(const std::vector<py::dict>& given,
     }
   }
   return verdict_dict(
-      judge(rows, cuts, steps ? Unit::step : Unit::interval, evidence_of(accused, bounded)));
+      judge(rows, cuts, steps ? Unit::step : Unit::interval, evidence_of(evidence)));
 }
 
-// A recording that is to be judged: its path, whether rows are steps, accused, bounded.
-using Case = std::tuple<std::string, bool, std::set<uint32_t>, std::set<uint32_t>>;
+// A recording that is to be judged: its path, whether rows are steps, what is known of origins.
+using Case = std::tuple<std::string, bool, EvidenceRow>;
 
 // The same of recordings, several at a time on threads of C++, which a Python that ends can still
 // start: for each the verdict with its last step, or why it cannot be read.
@@ -200,12 +208,12 @@ py::list judge_files(const std::vector<Case>& cases, size_t threads) {
   };
   std::vector<Judged> judged(cases.size());
   const auto judge_one = [&](size_t number) {
-    const auto& [path, steps, accused, bounded] = cases[number];
+    const auto& [path, steps, evidence] = cases[number];
     auto& out = judged[number];
     try {
       const auto recorded = read_recording(path);
       out.verdict = judge(recorded.rows, recorded.cuts, steps ? Unit::step : Unit::interval,
-                          evidence_of(accused, bounded));
+                          evidence_of(evidence));
       out.last = recorded.rows.empty() ? 0 : recorded.rows.back().step;
     } catch (const std::exception& error) {
       out.error = error.what();
@@ -300,7 +308,7 @@ void bind_inspect(py::module_& m) {
   m.def("can_record", &can_record);
   m.def("origin", &origin_dict, py::arg("id"));
   m.def("judge", &judge_recorded, py::arg("rows"), py::arg("cuts"), py::arg("steps"),
-        py::arg("accused"), py::arg("bounded"));
+        py::arg("evidence"));
   m.def("judge_files", &judge_files, py::arg("cases"), py::arg("threads"));
   m.def("alive_of", &alive_of, py::arg("origins"));
   m.def("alive_storages", &alive_storages, py::call_guard<py::gil_scoped_release>());
@@ -419,10 +427,10 @@ void bind_inspect(py::module_& m) {
       .def("mark", &mark, py::arg("tensors"))
       .def(
           "set_evidence",
-          [](Watch& self, const std::set<uint32_t>& accused, const std::set<uint32_t>& bounded) {
-            self.set_evidence(evidence_of(accused, bounded));
+          [](Watch& self, const EvidenceRow& evidence) {
+            self.set_evidence(evidence_of(evidence));
           },
-          py::arg("accused"), py::arg("bounded"))
+          py::arg("evidence"))
       .def("note", &Watch::note, py::arg("kind"), py::arg("text"))
       .def("put", &Watch::put, py::arg("key"), py::arg("value"))
       .def(

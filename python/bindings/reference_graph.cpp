@@ -50,7 +50,7 @@ at::Tensor strong(c10::TensorImpl& tensor) {
 }
 
 std::string local_name(const RunningFrame& frame, const void* value) {
-  for (size_t i = 0; frame.named && i < frame.values.size(); ++i) {
+  for (size_t i = 0; frame.named && value != nullptr && i < frame.values.size(); ++i) {
     if (frame.values[i] == value) {
       auto* name = PyTuple_GET_ITEM(frame.code->co_localsplusnames, static_cast<Py_ssize_t>(i));
       return py::str(name).cast<std::string>();
@@ -81,6 +81,12 @@ class ReferenceGraph::Walk {
     skipped_.insert(skip.ptr());
     for (const auto& object : skip) {
       skipped_.insert(object.ptr());
+    }
+    auto* modules = PyImport_GetModuleDict();
+    for (const auto& [name, module] : py::reinterpret_borrow<py::dict>(modules)) {
+      if (PyModule_Check(module.ptr())) {
+        of_modules_.insert({module.ptr(), PyModule_GetDict(module.ptr())});
+      }
     }
   }
 
@@ -190,6 +196,11 @@ class ReferenceGraph::Walk {
       return;
     }
     auto* type = Py_TYPE(object);
+    // A module's variables are the module's, though each of its functions refers to them.
+    if (!in_modules_ && (type == &PyDict_Type || PyModule_Check(object)) &&
+        of_modules_.contains(object)) {
+      return;
+    }
     if (PyObject_IS_GC(object) != 0 ||
         (ndarray_ != nullptr && PyType_IsSubtype(type, ndarray_) != 0) || type == THPStorageClass ||
         PyObject_TypeCheck(object, THPStorageClass) || type == saved_tensor_type() ||
@@ -268,7 +279,9 @@ class ReferenceGraph::Walk {
       return;
     }
     if (PyObject_IS_GC(object) != 0 && type->tp_traverse != nullptr) {
+      in_modules_ = object == PyImport_GetModuleDict() || of_modules_.contains(object);
       type->tp_traverse(object, &Walk::visit, this);
+      in_modules_ = false;
     }
   }
 
@@ -446,6 +459,8 @@ class ReferenceGraph::Walk {
   ReferenceGraph& out_;
   std::vector<RunningFrame> late_frames_, stacks_;
   std::unordered_set<const void*> skipped_, late_;
+  std::unordered_set<const void*> of_modules_;  // modules that are loaded, and their dicts
+  bool in_modules_ = false;                     // what is being expanded is one, or all of them
   PyTypeObject* ndarray_;
 };
 

@@ -57,13 +57,14 @@ class ReferenceGraph {
 
   // Elements of a way as (kind, object or None, text, name of the next element in this one or "").
   pybind11::list describe(const std::vector<uint32_t>& path) const;
+  // One element, and the name of what comes next in it.
+  pybind11::tuple describe(uint32_t node, const void* next) const;
 
  private:
   class Walk;
   void keep();
   // The name under which an autograd node saved something, "" if it did not.
   std::string saved_name(uint32_t node, const void* what) const;
-  pybind11::tuple describe(uint32_t node, const void* next) const;
 
   inspect::Graph graph_;
   std::deque<RunningFrame> frames_;

@@ -20,10 +20,12 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <unordered_set>
 #include <vector>
 
 namespace py = pybind11;
 using tenure::inspect::Graph;
+using tenure::inspect::NodeKind;
 using tenure::python::bytes_of;
 
 namespace {
@@ -115,7 +117,7 @@ class References {
     size_t tensors = 0;
     size_t leases = tenure::ledger().leases().rows_of(&all().storage(node)).size();
     for (const auto from : all().graph().referring_to(node)) {
-      if (all().graph().kind(from) == tenure::inspect::NodeKind::tensor) {
+      if (all().graph().kind(from) == NodeKind::tensor) {
         tensors += missing(from);
       } else if (is_lease(from) && leases > 0) {
         --leases;
@@ -131,6 +133,11 @@ class References {
     const bool free = all().collectable(found.cycle);
     return py::make_tuple(found.reached, all().describe(found.path), all().describe(found.cycle),
                           free);
+  }
+
+  // One that refers to another, as an element of a way.
+  py::tuple element(uint32_t node, uint32_t next) const {
+    return all().describe(node, all().graph().object(next));
   }
 
   // How many different labels lie behind each element of the path to `node`.
@@ -162,6 +169,35 @@ class References {
                     all().graph().dominates(path[i], node));
     }
     return out;
+  }
+
+  // How many autograd nodes the tensors on these storages keep, for each of them.
+  double graph_behind(const std::vector<uint32_t>& storages) const {
+    const auto& graph = all().graph();
+    const std::unordered_set<uint32_t> wanted(storages.begin(), storages.end());
+    std::unordered_set<uint32_t> seen;
+    std::vector<uint32_t> open;
+    const auto enter_graph = [&](uint32_t from) {
+      for (const auto next : graph.referred_by(from)) {
+        if (graph.kind(next) == NodeKind::autograd && seen.insert(next).second) {
+          open.push_back(next);
+        }
+      }
+    };
+    for (uint32_t node = 0; node < graph.size(); ++node) {
+      if (graph.kind(node) == NodeKind::tensor &&
+          std::ranges::any_of(graph.referred_by(node),
+                              [&](uint32_t to) { return wanted.contains(to); })) {
+        enter_graph(node);
+      }
+    }
+    while (!open.empty()) {
+      const auto node = open.back();
+      open.pop_back();
+      enter_graph(node);
+    }
+    return wanted.empty() ? 0
+                          : static_cast<double>(seen.size()) / static_cast<double>(wanted.size());
   }
 
   // The cycles that no root holds: elements of one way around, bytes that they keep, whether
@@ -209,7 +245,7 @@ class References {
  private:
   bool is_lease(uint32_t node) const {
     const auto* object = static_cast<const PyObject*>(all().graph().object(node));
-    return all().graph().kind(node) == tenure::inspect::NodeKind::object &&
+    return all().graph().kind(node) == NodeKind::object &&
            tenure::python::holder(Py_TYPE(object)) != nullptr;
   }
 
@@ -274,10 +310,12 @@ void bind_references(py::module_& m) {
       .def("counts", &References::counts, py::arg("node"))
       .def("unseen", &References::unseen, py::arg("node"))
       .def("retention", &References::retention, py::arg("node"))
+      .def("element", &References::element, py::arg("node"), py::arg("next"))
       .def("labels_behind", &References::labels_behind, py::arg("node"), py::arg("nodes"),
            py::arg("labels"))
       .def("gone_with", &References::gone_with, py::arg("node"))
       .def("goes_with_reference", &References::goes_with_reference, py::arg("node"))
+      .def("graph_behind", &References::graph_behind, py::arg("storages"))
       .def("cycles", &References::cycles, py::arg("most"))
       .def("by_beginning", &References::by_beginning)
       .def("referring_to", &References::referring_to, py::arg("node"))

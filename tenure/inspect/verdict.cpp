@@ -17,6 +17,8 @@ using Series = std::vector<double>;
 constexpr size_t kWarmUp = 2;  // steps in which optimizers make their state
 // Growth slower than this is none, bytes a step. What is counted storage by storage has no noise.
 constexpr double kLeastHeld = 2048;
+constexpr double kLeastMore = 0.2;  // storages a step, for few bytes to be looked at
+constexpr size_t kMostLight = 8;    // origins of which that is asked
 constexpr double kLeastCounted = 16.0 * 1024;
 constexpr double kLeastSeen = 64.0 * 1024;  // by the operating system, in pages
 // Since it began, growth must have come to this share of the whole process, or to this many bytes.
@@ -206,16 +208,19 @@ class Suspects {
     if (growth_of(found_) < kSmallSuspect * growth_of(filling_)) {
       found_.clear();
     }
+    std::ranges::sort(light_, std::greater<>{}, &Suspect::count);
+    light_.resize(std::min(light_.size(), kMostLight));
   }
 
   std::vector<Suspect> take() { return std::move(found_); }
   std::vector<Suspect> take_filling() { return std::move(filling_); }
+  std::vector<Suspect> take_light() { return std::move(light_); }
   std::vector<OriginId> doubtful() const { return doubtful_; }
   std::vector<OriginId> leading() const { return leading_; }
 
  private:
   void look_at(OriginId origin, std::span<const Cut> cuts, double work) {
-    const auto bytes = at_rows(rows_, cuts, &Cut::bytes);
+    const auto bytes = bytes_with_carried(origin, cuts);
     const bool lasts = most_births(cuts) >= kManySteps;
     const auto trend = trend_of(bytes, {.least_per_step = kLeastHeld});
     const bool larger = !lasts && trend.grows;
@@ -231,17 +236,51 @@ class Suspects {
     if (lasts || one) {
       std::ranges::transform(lasting_, bytes, lasting_.begin(), std::plus<>{});
     }
+    if (lasts && !trend.grows) {
+      look_at_count(origin, cuts);
+    }
     if (!trend.grows || (!one && !(lasts && older_and_older(cuts, trend)))) {
       return;
     }
+    found_.push_back(suspect(origin, cuts, trend));
+    found_.back().one = one;
+  }
+
+  void look_at_count(OriginId origin, std::span<const Cut> cuts) {
+    const auto count = at_rows(rows_, cuts, &Cut::count);
+    if (count.back() - count.front() < kLeastMore * static_cast<double>(kFewestSteps)) {
+      return;
+    }
+    const auto trend = trend_of(count, {.least_per_step = kLeastMore});
+    if (trend.grows && older_and_older(cuts, trend)) {
+      light_.push_back(suspect(origin, cuts, trend));
+    }
+  }
+
+  Suspect suspect(OriginId origin, std::span<const Cut> cuts, const Trend& trend) const {
     const auto& last = last_until(cuts, rows_.back().step);
-    found_.push_back({.origin = origin,
-                      .per_step = trend.per_step / steps_per_row(rows_),
-                      .confidence = trend.confidence,
-                      .bytes = last.bytes,
-                      .count = last.count,
-                      .since = rows_[trend.since].step,
-                      .one = one});
+    return {
+        .origin = origin,
+        .per_step = trend.per_step / steps_per_row(rows_),
+        .confidence = trend.confidence,
+        .bytes = last.bytes + std::llround(carried_by(origin) * static_cast<double>(last.count)),
+        .count = last.count,
+        .since = rows_[trend.since].step};
+  }
+
+  double carried_by(OriginId origin) const {
+    const auto found = evidence_.carried.find(origin);
+    return found == evidence_.carried.end() ? 0 : found->second;
+  }
+
+  Series bytes_with_carried(OriginId origin, std::span<const Cut> cuts) const {
+    auto bytes = at_rows(rows_, cuts, &Cut::bytes);
+    if (const auto carried = carried_by(origin); carried > 0) {
+      const auto count = at_rows(rows_, cuts, &Cut::count);
+      std::ranges::transform(bytes, count, bytes.begin(),
+                             [&](double own, double many) { return own + carried * many; });
+    }
+    return bytes;
   }
 
   // Together they grow, but none at a steady pace of its own: those with a large share in it.
@@ -252,18 +291,13 @@ class Suspects {
     }
     Series accused(rows_.size());
     for (const auto& [origin, series] : cuts) {
-      const auto bytes = at_rows(rows_, series, &Cut::bytes);
+      const auto bytes = bytes_with_carried(origin, series);
       const auto grown = bytes.back() - bytes[all.since];
       if (most_births(series) >= kManySteps && grown >= kLargeShare * grown_by &&
           older_and_older(series, all)) {
         std::ranges::transform(accused, bytes, accused.begin(), std::plus<>{});
-        const auto& last = last_until(series, rows_.back().step);
-        found_.push_back({.origin = origin,
-                          .per_step = all.per_step * grown / grown_by / steps_per_row(rows_),
-                          .confidence = all.confidence,
-                          .bytes = last.bytes,
-                          .count = last.count,
-                          .since = rows_[all.since].step});
+        found_.push_back(suspect(origin, series, all));
+        found_.back().per_step *= grown / grown_by;
       }
     }
     // What the others do is no evidence against these.
@@ -283,7 +317,7 @@ class Suspects {
   const Evidence& evidence_;
   std::vector<OriginId> doubtful_, leading_;
   Series lasting_;  // bytes of all origins that have storages of many steps
-  std::vector<Suspect> found_, filling_;
+  std::vector<Suspect> found_, filling_, light_;
 };
 
 double known(const std::optional<int64_t>& value) { return static_cast<double>(value.value_or(0)); }
@@ -349,9 +383,10 @@ Share share_of(const Place& place, std::span<const StepRow> rows, size_t since) 
           .confidence = trend.confidence};
 }
 
-std::string megabytes(double bytes) {
-  const auto tenths = std::llround(std::abs(bytes) / 1e5);
-  return text(bytes < 0 ? "-" : "+", tenths / 10, ".", tenths % 10, " MB");
+std::string size_text(double bytes) {
+  const bool large = std::abs(bytes) >= 5e4;
+  const auto tenths = std::llround(std::abs(bytes) / (large ? 1e5 : 1e2));
+  return text(bytes < 0 ? "-" : "+", tenths / 10, ".", tenths % 10, large ? " MB" : " kB");
 }
 
 const Share* fastest(const Verdict& verdict) {
@@ -396,7 +431,7 @@ void explain(Verdict& verdict) {
     verdict.since = verdict.suspects.front().since;
     verdict.confidence = verdict.suspects.front().confidence;
     verdict.per_step = growth_of(verdict.suspects);
-    verdict.why = text("storages made in ever more steps stay alive: ", megabytes(verdict.per_step),
+    verdict.why = text("storages made in ever more steps stay alive: ", size_text(verdict.per_step),
                        " a step");
   } else if (most != nullptr) {
     verdict.judgement = Judgement::growth;
@@ -408,12 +443,12 @@ void explain(Verdict& verdict) {
                                              std::string_view(most->name) == "allocator");
     if (!verdict.filling.empty() && held) {
       verdict.why = text("something that has a bound fills, by ",
-                         megabytes(growth_of(verdict.filling)), " a step until it is full");
+                         size_text(growth_of(verdict.filling)), " a step until it is full");
     } else if (work) {
       verdict.why = text("a step needs more memory each time (larger inputs): its peak grows by ",
-                         megabytes(verdict.peak.per_step), " a step");
+                         size_text(verdict.peak.per_step), " a step");
     } else {
-      verdict.why = text("it is in ", most->name, ", ", megabytes(most->per_step),
+      verdict.why = text("it is in ", most->name, ", ", size_text(most->per_step),
                          " a step, and no storage that is known to last explains it");
     }
   } else {
@@ -456,6 +491,7 @@ Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit,
   verdict.leading = suspects.leading();
   verdict.suspects = suspects.take();
   verdict.filling = suspects.take_filling();
+  verdict.light = suspects.take_light();
 
   const auto seen = trend_of(series_of(rows, total_of), {.least_per_step = kLeastSeen});
   size_t since = seen.grows ? seen.since : rows.size() / 3;

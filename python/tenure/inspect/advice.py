@@ -12,8 +12,9 @@ from tenure import _C
 from tenure.inspect.holders import Element, Hop
 from tenure.inspect.source import is_library
 
-__all__ = ["for_cycle", "for_path"]
+__all__ = ["DETACH", "for_cycle", "for_path"]
 
+DETACH = "keep value.detach() or value.item(): this one brings its autograd graph along"
 _CACHE = "give lru_cache a maxsize, or keep tensors out of its arguments and results"
 _BOUNDED = "lower the cache's maxsize: what it keeps gets larger"
 _EXCEPTION = "keep str(error) instead of the exception: its traceback holds every local"
@@ -33,7 +34,7 @@ def for_path(hops: Sequence[Hop], path: Sequence[Element]) -> str:
     if _closes_over_tensor(hops):
         return _CLOSURE
     if "graph" in kinds:
-        return "keep value.detach() or value.item(): this one brings its autograd graph along"
+        return DETACH
     if _pins_base(path):
         return "keep a .clone() of the part that is needed: the view pins its whole base"
     return ""

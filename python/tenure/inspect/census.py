@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +14,9 @@ from tenure.inspect import holders
 from tenure.inspect.words import size
 from tenure.leases import leases
 
-__all__ = ["Census", "Cycle", "Held", "census", "census_in", "cycles_in", "from_module"]
+__all__ = ["Census", "Cycle", "Held", "census", "census_in", "cycles_in"]
 
 _MOST_CYCLES = 256  # that are put into words
-_MOST_ELEMENTS = 500_000  # of ways that are followed to tell variables of modules from locals
 _MOST_TOLD = 12  # lines of each kind
 
 
@@ -154,80 +151,17 @@ def _leased_alone() -> list[Held]:
 
 def _held(references: _C.References) -> list[Held]:
     sums: dict[str, tuple[int, int]] = {}
-
-    def add(holder: str, nbytes: int, count: int) -> None:
-        before = sums.get(holder, (0, 0))
-        sums[holder] = (before[0] + nbytes, before[1] + count)
-
-    # What a running function refers to is told apart from what a module has, to which its way may
-    # lead: through a function whose module it is, say, that it was given.
-    left: dict[Any, tuple[int, int, str]] = {}
     for nbytes, count, node in references.by_beginning():
         _, path, *_ = references.retention(node)
-        if path and path[0][0] == "frame":
-            left[_beginning(path)] = (nbytes, count, _first(path[:3]))
-        else:
-            add(_first(path), nbytes, count)
-    for holder, nbytes, beginning in _in_modules(references):
-        all_bytes, count, variable = left[beginning]
-        left[beginning] = (all_bytes - nbytes, count - 1, variable)
-        add(holder, nbytes, 1)
-    for nbytes, count, variable in left.values():
-        add(variable, nbytes, count)
+        holder = _first(path)
+        before = sums.get(holder, (0, 0))
+        sums[holder] = (before[0] + nbytes, before[1] + count)
     found = [Held(holder, nbytes, count) for holder, (nbytes, count) in sums.items() if nbytes]
     return sorted(found, key=lambda held: -held.nbytes)
 
 
-def _in_modules(references: _C.References) -> Iterator[tuple[str, int, Any]]:
-    """Storages in a module's variable to which the way begins in a frame: variable, bytes, frame.
-
-    The shortest ways come first; those beyond `_MOST_ELEMENTS` are not looked at.
-    """
-    seen = 0
-    for _, nbytes, node, reached, _ in references.storages():
-        if not reached:
-            continue
-        _, path, *_ = references.retention(node)
-        seen += len(path)
-        if seen > _MOST_ELEMENTS:
-            return
-        if path[0][0] == "frame" and from_module(path) is not path:
-            yield _first(path), nbytes, _beginning(path)
-
-
-def _beginning(path: Sequence[holders.Element]) -> Any:
-    """A frame and what it refers to, as a key."""
-    (_, place, function, _), value = path[0], path[1][1]
-    return place, function, id(value)
-
-
 def _first(path: Sequence[holders.Element]) -> str:
-    return next((hop.text for hop in holders.retention_path(from_module(path))), "a root")
-
-
-def from_module(path: Sequence[holders.Element]) -> Sequence[holders.Element]:
-    """The way from the module, where one that began in a frame leads through its variables.
-
-    They are the module's, by whichever function a way may come there. Otherwise the same path.
-    """
-    if not path or path[0][0] != "frame":
-        return path
-    for at in range(len(path) - 2, 0, -1):
-        module = _module_of(path[at][1])
-        if module is not None:
-            root = ("root", sys.modules, "modules", "")
-            return [root, ("object", module, "", ""), *path[at:]]
-    return path
-
-
-def _module_of(namespace: Any) -> types.ModuleType | None:
-    """The module whose variables these are."""
-    name = namespace.get("__name__") if type(namespace) is dict else None
-    module = sys.modules.get(name) if isinstance(name, str) else None
-    if not isinstance(module, types.ModuleType):
-        return None
-    # Not vars(): modules that are loaded when they are used would be.
-    return module if object.__getattribute__(module, "__dict__") is namespace else None
+    return next((hop.text for hop in holders.retention_path(path)), "a root")
 
 
 def cycles_in(references: _C.References) -> list[Cycle]:

@@ -12,7 +12,6 @@ import torch
 from tenure import _C
 from tenure._C import LeaseInfo, StorageRef
 from tenure.inspect import holders, html
-from tenure.inspect.census import from_module
 from tenure.storages import need_tensor
 
 __all__ = ["Explanation", "explain"]
@@ -121,15 +120,15 @@ class _Reference:
 
     Attributes:
         holder: Its node.
-        target: The shortest way to what it refers to, which may begin with another holder.
+        path: The way to the holder, whose element names what it refers to.
+        target: What that is.
         rest: What follows on the way to the storage.
-        path: The way to the holder itself.
     """
 
     holder: int
-    target: Way
-    rest: Way
     path: Way
+    target: holders.Element
+    rest: Way
 
     def is_of(self, frame: types.FrameType) -> bool:
         """Whether it is a variable of this running function."""
@@ -139,14 +138,8 @@ class _Reference:
         return kind == "frame" and text == code.co_qualname and shown == here
 
     def elements(self) -> Way:
-        """The whole way. The name of a reference is known where it is on the shortest."""
-        kind, shown, text, _ = self.path[-1]
-        last: holders.Element = (kind, shown, text, "")
-        for known in self.target[-2:-1]:
-            same = known[1] == shown if kind == "frame" else known[1] is shown
-            if known[0] == kind and known[2] == text and same:
-                last = known
-        return [*self.path[:-1], last, self.target[-1], *self.rest]
+        """The whole way."""
+        return [*self.path, self.target, *self.rest]
 
 
 def _paths(
@@ -160,7 +153,7 @@ def _paths(
         found, more = _references_to(references, at, {*on_it})
         left += more
         others = [one for one in found if not one.is_of(asking)]
-        if others and any(one.target[-1][1] is tensor for one in found):
+        if others and any(one.target[1] is tensor for one in found):
             found = others  # who asks has it, of course
         for words in [_words(references, one) for one in found] or [_way(references, at)]:
             alike.setdefault(re.sub(r"\d+", "", words), []).append(words)
@@ -183,7 +176,7 @@ def _references_to(
     _, way, *_ = references.retention(at)
     direct = references.referring_to(at)
     left = max(0, len(direct) - _MOST_LOOKED_AT)
-    ways: list[tuple[int, Way, Way]] = []
+    ways: list[tuple[int, int, Way]] = []  # holder, what it refers to, what follows
     own = None
     for holder in direct[:_MOST_LOOKED_AT]:
         if holder in passed_over:
@@ -193,14 +186,16 @@ def _references_to(
             own = path[-1][1]
             further = [one for one in references.referring_to(holder) if one != at]
             left += max(0, len(further) - _MOST_LOOKED_AT)
-            ways += [(one, path, [way[-1]]) for one in further[:_MOST_LOOKED_AT]]
+            ways += [(one, holder, way[-1:]) for one in further[:_MOST_LOOKED_AT]]
         else:
-            ways.append((holder, way, []))
+            ways.append((holder, at, []))
     found = []
     for holder, target, rest in ways:
         _, path, *_ = references.retention(holder)
         if own is None or all(shown is not own for _, shown, *_ in path):
-            found.append(_Reference(holder, target, rest, path))
+            named = [*path[:-1], references.element(holder, target)]
+            referred = references.element(target, at)
+            found.append(_Reference(holder, named, referred, rest))
     return found, left
 
 
@@ -219,9 +214,8 @@ def _frees(references: _C.References, node: int) -> list[tuple[str, int]]:
         return []
     gone, alone = references.gone_with(node), references.goes_with_reference(node)
     out: list[tuple[str, int]] = []
-    way = from_module(path)
-    for hop in holders.retention_path(way):
-        at = hop.target + len(path) - len(way)
+    for hop in holders.retention_path(path):
+        at = hop.target
         if hop.name and at < len(path) and alone[at] and gone[at] > 0:
             out.append((hop.text, gone[at]))
     return out
@@ -237,4 +231,4 @@ def _way(references: _C.References, holder: int) -> str:
 
 
 def _text(path: Way) -> str:
-    return holders.path_text(holders.retention_path(from_module(path)))
+    return holders.path_text(holders.retention_path(path))

@@ -17,6 +17,7 @@ import torch  # noqa: F401  the extension needs its libraries loaded
 from tenure import _C
 from tenure.errors import InputError
 from tenure.inspect import local, opening, verdicts
+from tenure.inspect.evidence import Evidence, Given
 from tenure.inspect.opening import SCHEMA, opened
 from tenure.inspect.runs import Head, by_run
 
@@ -183,13 +184,12 @@ def document_of(path: Path) -> verdicts.Document:
 
 def _documents(meta: Mapping[Path, dict[str, str]]) -> list[verdicts.Document | InputError]:
     """The verdict on each recording, or what is wrong with it."""
-    cases: dict[Path, tuple[str, bool, set[int], set[int]]] = {}
+    cases: dict[Path, tuple[str, bool, Given]] = {}
     out: dict[Path, verdicts.Document | InputError] = {}
     for path, told in meta.items():
         try:
-            accused, bounded = (set(json.loads(told.get(k, "[]"))) for k in ("accused", "bounded"))
             steps = told.get("unit", "step") == "step"
-            cases[path] = (str(path.resolve()), steps, accused, bounded)
+            cases[path] = (str(path.resolve()), steps, Evidence.of(told).given())
         except (TypeError, ValueError) as error:
             out[path] = opening.damaged(path, error)
     for path, judged in zip(cases, _judged(list(cases.values())), strict=True):
@@ -214,16 +214,14 @@ def _document(
 
 
 def _judged(
-    cases: list[tuple[str, bool, set[int], set[int]]],
+    cases: list[tuple[str, bool, Given]],
 ) -> list[dict[str, Any] | str]:
     if _C.can_record():
         return _C.judge_files(cases, min(_MOST_THREADS, os.cpu_count() or 1))
     return [_judged_by_python(*case) for case in cases]
 
 
-def _judged_by_python(
-    path: str, steps: bool, accused: set[int], bounded: set[int]
-) -> dict[str, Any] | str:
+def _judged_by_python(path: str, steps: bool, evidence: Given) -> dict[str, Any] | str:
     """The same in a build without SQLite."""
     try:
         with opened(Path(path)) as connection:
@@ -236,7 +234,7 @@ def _judged_by_python(
                 cuts.setdefault(row[0], []).append((row[1], row[2], row[3], row[4]))
     except InputError as error:
         return str(error)
-    judged = _C.judge(rows, cuts, steps, accused, bounded)
+    judged = _C.judge(rows, cuts, steps, evidence)
     return {**judged, "last": rows[-1]["step"] if rows else 0}
 
 

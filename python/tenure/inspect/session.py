@@ -10,6 +10,7 @@ import platform
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,12 +25,20 @@ from tenure.clock import follow_optimizers
 from tenure.errors import InputError, TenureError
 from tenure.inspect import constructors, crowd, devices, local, recordings, verdicts
 from tenure.inspect.coordinates import found_coordinates, found_gpu
+from tenure.inspect.evidence import Evidence
 from tenure.inspect.kinds import marked_tensors
 from tenure.inspect.modules import name_modules
 from tenure.inspect.options import AGENT, VARIABLE, Options, job_of, rank_of, recording_names, say
 from tenure.inspect.redact import redactor, without_names
 from tenure.inspect.source import library_folders
-from tenure.inspect.suspects import are_kept, in_backward_elsewhere, joined, look
+from tenure.inspect.suspects import (
+    NODE_BYTES,
+    Holding,
+    are_kept,
+    in_backward_elsewhere,
+    joined,
+    look,
+)
 from tenure.inspect.telling import Turn, conclude, is_at_stake, is_long
 
 __all__ = ["Session", "watch", "watch_from_environment"]
@@ -84,8 +93,7 @@ class Session:
         self._doubted: set[int] = set()
         self._asked: float | None = None  # when the main thread was asked to judge
         self._postponed = False  # judging, because of what other threads do
-        self._accused: set[int] = set()
-        self._bounded: set[int] = set()
+        self._evidence = Evidence()
         self._looking = 0.0  # seconds that looking at holders took
         self._suspected_at = 0
         self._told = ""
@@ -148,12 +156,13 @@ class Session:
     def verdict(self) -> verdicts.Document:
         """The verdict so far, as in the JSON file."""
         judged = self._watch.judge()
-        if judged["verdict"] == "leak":
-            # Those that came up since the last time, while what holds them is there.
-            with contextlib.suppress(TenureError):
-                new = [s for s in judged["suspects"] if s["origin"] not in self._looked_at]
-                if self._look(new):
-                    judged = self._watch.judge()
+        # Those that came up since the last time, while what holds them is there.
+        leaks = judged["verdict"] == "leak"
+        found = judged["suspects" if leaks else "light"]
+        new = [s for s in found if s["origin"] not in self._looked_at]
+        with contextlib.suppress(TenureError):
+            if self._look(new if leaks else [], [] if leaks else new):
+                judged = self._watch.judge()
         return self._document(judged)
 
     def _place(self) -> dict[str, int]:
@@ -299,7 +308,8 @@ class Session:
             verdict = self._watch.judge()
             if verdict["doubtful"] and self._accuse(verdict):
                 verdict = self._watch.judge()
-            if self._look([*verdict["suspects"], *verdict["filling"]]):
+            light = [] if verdict["suspects"] else verdict["light"]
+            if self._look([*verdict["suspects"], *verdict["filling"]], light):
                 verdict = self._watch.judge()
             elif verdict["verdict"] == "growth" and self._has_time_to_look():
                 self._find_foreign()
@@ -327,28 +337,30 @@ class Session:
             references.find_foreign()
         self._looking += time.perf_counter() - began
 
-    def _look(self, suspects: list[dict[str, Any]]) -> bool:
+    def _look(self, suspects: list[dict[str, Any]], light: Sequence[dict[str, Any]] = ()) -> bool:
         """Writes down who holds suspects that are new, or have doubled since.
 
+        Those that have few bytes are only written down if they turn out to keep more alive.
         Returns whether that makes a difference to the verdict.
         """
         wanted = [
             s
-            for s in suspects[:_MOST_SUSPECTS]
+            for s in (*suspects[:_MOST_SUSPECTS], *light)
             if s["bytes"] >= 2 * self._looked_at.get(s["origin"], 0)
         ]
         again = all(s["origin"] in self._looked_at for s in wanted)
         if not wanted or (again and not self._has_time_to_look()):
             return False
         began = time.perf_counter()
-        found, cycles = look([s["origin"] for s in wanted], self._last_step)
+        few = {s["origin"] for s in light} | self._evidence.carried.keys()
+        found, cycles = look([s["origin"] for s in wanted], self._last_step, few)
         self._cycles = [cycle.as_json() for cycle in cycles[:_MOST_CYCLES]]
         self._watch.put("cycles", _json_text(self._for_files(self._cycles)))
         self._looking += time.perf_counter() - began
         for suspect in wanted:
             origin = suspect["origin"]
             self._looked_at[origin] = max(1, suspect["bytes"])
-            if origin not in found:
+            if origin not in found or (suspect in light and not found[origin].nodes):
                 continue
             self._holdings[origin] = found[origin].as_json()
             self._watch.add_holding(
@@ -359,17 +371,20 @@ class Session:
                 suspect["count"],
                 _json_text(self._for_files(self._holdings[origin])),
             )
-        before = set(self._bounded)
-        self._bounded -= found.keys()
-        self._bounded |= {origin for origin in found if found[origin].bounded}
-        if self._bounded != before:
-            self._put_evidence()
-        return self._bounded != before
+        return self._learn(found)
 
-    def _put_evidence(self) -> None:
-        self._watch.set_evidence(self._accused, self._bounded)
-        self._watch.put("accused", _json_text(sorted(self._accused)))
-        self._watch.put("bounded", _json_text(sorted(self._bounded)))
+    def _learn(self, found: dict[int, Holding]) -> bool:
+        """Keeps what a look shows beyond names. Returns whether that is anything new."""
+        known = self._evidence
+        before = (known.bounded, known.carried)
+        bounded = {origin for origin in found if found[origin].bounded}
+        carried = {o: NODE_BYTES * held.nodes for o, held in found.items() if held.nodes}
+        kept = {o: value for o, value in known.carried.items() if o not in found}
+        known.bounded, known.carried = (known.bounded - found.keys()) | bounded, kept | carried
+        if (known.bounded, known.carried) == before:
+            return False
+        known.put(self._watch)
+        return True
 
     def _for_files(self, told: Any) -> Any:
         """What files may say, which is less than the terminal if names are to be hashed there."""
@@ -383,8 +398,8 @@ class Session:
             return False
         self._doubted.update(wanted)
         guilty = {*are_kept(wanted, self._last_step), *joined(judged["leading"])}
-        self._accused.update(guilty)
-        self._put_evidence()
+        self._evidence.accused.update(guilty)
+        self._evidence.put(self._watch)
         return bool(guilty)
 
     def _tell(self, judged: dict[str, Any]) -> None:

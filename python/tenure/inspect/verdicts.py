@@ -82,6 +82,7 @@ def document(
                 "holders": [path[::-1] for path in held.get("paths", [])],
                 "cycle": held.get("cycle", False),
                 "frees": held.get("frees", 0),
+                "nodes": held.get("nodes", 0),
                 "advice": held.get("advice", ""),
             }
         )
@@ -317,7 +318,8 @@ def suspect_lines(
     on = where([r for r in ranks if r["rank"] in held_on | like], ranks)
     on = f" on {on}" if len(ranks) > 1 else ""
     unit = ranks[0].get("unit", "step")
-    lines = [f"{many(count, 'storage')}, {growth}/{unit}, made{made} at {line}{on}"]
+    graph = f", each with a graph of {many(first['nodes'], 'node')}" if first.get("nodes") else ""
+    lines = [f"{many(count, 'storage')}{graph}, {growth}/{unit}, made{made} at {line}{on}"]
     if like:
         others = f"other {len(like):,} were" if len(like) > 1 else "other was"
         traced = numbers(sorted(held_on))

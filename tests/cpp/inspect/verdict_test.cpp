@@ -238,6 +238,43 @@ TEST(Verdict, ALeakBesideSomethingThatFillsIsALeak) {
   EXPECT_EQ(verdict.suspects[0].origin, OriginId{8});
 }
 
+// One scalar a step: a list of losses.
+History of_scalars() {
+  return history_of(60, [](History& all, StepRow&, int64_t i) {
+    keep(all, OriginId{7}, 4 * (i + 1), i + 1, i + 1);
+  });
+}
+
+TEST(Verdict, EverMoreStoragesOfFewBytesAreNamedAndNotAccused) {
+  const auto verdict = of_scalars().verdict();
+  EXPECT_STREQ(said(verdict), "flat");
+  EXPECT_TRUE(verdict.suspects.empty());
+  ASSERT_EQ(verdict.light.size(), 1);
+  EXPECT_EQ(verdict.light[0].origin, OriginId{7});
+  EXPECT_EQ(verdict.light[0].count, 60);
+}
+
+TEST(Verdict, WhatTheyCarryMakesThemALeak) {
+  const auto run = of_scalars();
+  Evidence evidence;
+  evidence.carried[OriginId{7}] = 40e3;
+  const auto verdict = judge(run.rows, run.cuts, Unit::step, evidence);
+  EXPECT_STREQ(said(verdict), "leak");
+  ASSERT_EQ(verdict.suspects.size(), 1);
+  EXPECT_NEAR(verdict.suspects[0].per_step, 40e3, 400);
+  EXPECT_EQ(verdict.suspects[0].bytes, 60 * 40'004);
+  EXPECT_TRUE(verdict.why.ends_with(" kB a step")) << verdict.why;
+  EXPECT_TRUE(verdict.light.empty());
+}
+
+TEST(Verdict, AsManySmallStoragesAsBeforeAreNotNamed) {
+  const auto verdict = history_of(60, [](History& all, StepRow&, int64_t i) {
+                         const auto kept = std::min<int64_t>(i + 1, 16);
+                         keep(all, OriginId{7}, 4 * kept, kept, kept);
+                       }).verdict();
+  EXPECT_TRUE(verdict.light.empty());
+}
+
 TEST(Verdict, AQueueOfLongerSequencesIsGrowthAndNoLeak) {
   const auto verdict = history_of(100, [](History& run, StepRow& row, int64_t i) {
                          const auto queued = std::min<int64_t>(i + 1, 8);

@@ -49,6 +49,55 @@ def marked(suspect: dict[str, Any]) -> str:
     return str(hop)
 
 
+def step_of(model: nn.Module) -> torch.Tensor:
+    loss: torch.Tensor = model(torch.randn(8, 64)).square().mean()
+    loss.backward()
+    return loss
+
+
+def deep() -> nn.Module:
+    return nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])
+
+
+def test_losses_whose_graph_was_used_keep_its_nodes() -> None:
+    model, losses = deep(), []
+    found = leak(lambda _: losses.append(step_of(model)))
+    assert found["nodes"] in range(10, 40)
+    assert found["bytes_per_step"] > 5_000
+    assert words(found).startswith("losses (")
+    assert marked(found).startswith("[")
+    assert "detach()" in found["advice"]
+
+
+@pytest.mark.parametrize("most", [None, 1_000])
+def test_small_storages_without_a_graph_or_with_a_bound_are_no_leak(most: int | None) -> None:
+    model, losses = deep(), collections.deque(maxlen=most)
+    with tenure.watch(quiet=True) as session:
+        for _ in range(60):
+            loss = step_of(model)
+            losses.append(loss if most else loss.detach())
+            tenure.step()
+        verdict = session.verdict()
+    assert verdict["verdict"] == "flat", verdict
+    assert not verdict["suspects"]
+
+
+KEPT: list[torch.Tensor] = []
+
+
+def keep(tensor: torch.Tensor) -> None:
+    KEPT.append(tensor)
+
+
+def test_a_variable_of_a_module_is_told_as_its_own_whichever_function_knows_it() -> None:
+    in_hand = keep  # whose module's variables are as near as the module itself
+    try:
+        found = leak(lambda _: in_hand(torch.zeros(4096)))
+    finally:
+        KEPT.clear()
+    assert words(found).startswith("KEPT (global of ")
+
+
 def test_activations_saved_beside_weights_that_changed_since() -> None:
     model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.LayerNorm(64), nn.Tanh())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -17,6 +17,7 @@ import pytest
 
 from tenure.errors import InputError
 from tenure.inspect import crowd, recordings, verdicts
+from tenure.inspect.evidence import Evidence
 from tenure.inspect.options import SUMMARY, Options, environment, parse_ranks
 from watched import ROOT, tenure_here, tenure_run
 
@@ -324,7 +325,7 @@ def test_no_recordings_and_no_steps_are_a_sentence(made: Path, tmp_path: Path) -
 def test_read_by_python_it_is_judged_alike(made: Path) -> None:
     for rank in (1, 16, 45):
         path = next(made.glob(f"*-{rank}-*.sqlite"))
-        case = (str(path), True, set[int](), set[int]())
+        case = (str(path), True, Evidence().given())
         assert recordings._judged([case]) == [recordings._judged_by_python(*case)]
 
 
