@@ -1,8 +1,8 @@
 """Training losses collected for an average, each with the graph that backward has been through.
 
-`backward()` frees what the graph saved, so nothing large stays: only the graph's nodes, some hundred
-bytes each. A deep model has thousands of them, and the list keeps those of every step. The fix:
-append `loss.detach()`.
+`backward()` frees what the graph saved, so nothing large stays: only the graph's nodes, some
+hundred bytes each. A deep model has thousands of them, and the list keeps those of every step. The
+fix: append `loss.detach()`.
 """
 
 # holder: losses
