@@ -10,7 +10,7 @@ import platform
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,28 +25,18 @@ from tenure.clock import follow_optimizers
 from tenure.errors import InputError, TenureError
 from tenure.inspect import constructors, crowd, devices, local, recordings, verdicts
 from tenure.inspect.coordinates import found_coordinates, found_gpu
-from tenure.inspect.evidence import Evidence
+from tenure.inspect.inquiry import Inquiry, Suspects
 from tenure.inspect.kinds import marked_tensors
 from tenure.inspect.modules import name_modules
 from tenure.inspect.options import AGENT, VARIABLE, Options, job_of, rank_of, recording_names, say
 from tenure.inspect.redact import redactor, without_names
 from tenure.inspect.source import library_folders
-from tenure.inspect.suspects import (
-    NODE_BYTES,
-    Holding,
-    are_kept,
-    in_backward_elsewhere,
-    joined,
-    look,
-)
+from tenure.inspect.suspects import in_backward_elsewhere
 from tenure.inspect.telling import Turn, conclude, is_at_stake, is_long
 
 __all__ = ["Session", "watch", "watch_from_environment"]
 
 _MIND_COST_AFTER = 60.0  # seconds
-_MOST_CYCLES = 16  # kinds that are written down
-_MOST_SUSPECTS = 32  # whose holders are looked at
-_LOOK_AGAIN = 0.1  # of the time may have gone to looking before it is done again
 _SEARCH_AGAIN = 0.005  # of the time may have gone to coordinates before they are searched again
 _FREE_SEARCHES = 8  # of a program that has steps, while none are found
 _BEGINNING = 30.0  # seconds
@@ -84,17 +74,13 @@ class Session:
         self._crowd = crowd.Crowd(options) if crowd.chooses(options) else None
         self._watch = self._start(first)
         self._stopped = False
-        self._holdings: dict[int, dict[str, Any]] = {}
-        self._cycles: list[dict[str, Any]] = []
-        self._looked_at: dict[int, int] = {}  # origin: bytes when it was last looked at
+        self._for_files = _for_files(options, self._redact)
+        self._inquiry = Inquiry(self._for_files)
         self._coordinates: dict[str, int] = {}
         self._searching, self._searches = 0.0, 0  # seconds and times that it took to find them
         self._considered = False  # whether this rank is traced
-        self._doubted: set[int] = set()
         self._asked: float | None = None  # when the main thread was asked to judge
         self._postponed = False  # judging, because of what other threads do
-        self._evidence = Evidence()
-        self._looking = 0.0  # seconds that looking at holders took
         self._suspected_at = 0
         self._told = ""
         self._turn = Turn(self.recording)
@@ -158,8 +144,7 @@ class Session:
         judged = self._watch.judge()
         # Those that came up since the last time, while what holds them is there.
         leaks = judged["verdict"] == "leak"
-        found = judged["suspects" if leaks else "light"]
-        new = [s for s in found if s["origin"] not in self._looked_at]
+        new = self._inquiry.unseen(judged["suspects" if leaks else "light"])
         with contextlib.suppress(TenureError):
             if self._look(new if leaks else [], [] if leaks else new):
                 judged = self._watch.judge()
@@ -177,7 +162,7 @@ class Session:
         return self._coordinates
 
     def _put_place(self) -> None:
-        self._watch.put("coordinates", _json_text(self._place()))
+        self._watch.put("coordinates", json.dumps(self._place(), ensure_ascii=False))
         self._watch.put("gpu", found_gpu())
 
     def _document(self, judged: dict[str, Any]) -> verdicts.Document:
@@ -194,9 +179,9 @@ class Session:
             "last": self._last_step,
             "coordinates": self._place(),
             "gpu": found_gpu(),
-            "cycles": self._cycles,
+            "cycles": self._inquiry.cycles,
         }
-        return verdicts.document(judged, origins, self._holdings, process)
+        return verdicts.document(judged, origins, self._inquiry.holdings, process)
 
     def stop(self, *, silently: bool = False) -> None:
         """Stops watching and says the verdict; the recording is complete. Again: nothing.
@@ -306,13 +291,13 @@ class Session:
         try:
             name_modules()
             verdict = self._watch.judge()
-            if verdict["doubtful"] and self._accuse(verdict):
+            if self._inquiry.accuse(self._watch, self._last_step, verdict):
                 verdict = self._watch.judge()
             light = [] if verdict["suspects"] else verdict["light"]
             if self._look([*verdict["suspects"], *verdict["filling"]], light):
                 verdict = self._watch.judge()
-            elif verdict["verdict"] == "growth" and self._has_time_to_look():
-                self._find_foreign()
+            elif verdict["verdict"] == "growth" and self._inquiry.has_time():
+                self._inquiry.find_foreign()
             self._tell(verdict)
             self._mind_cost()
             self._watch.put("cost", f"{self._watch.cost():.5f}")
@@ -327,80 +312,8 @@ class Session:
             self._judging.release()
             self._watch.spend(time.perf_counter() - began)
 
-    def _has_time_to_look(self) -> bool:
-        return self._looking <= _LOOK_AGAIN * (time.monotonic() - self._began)
-
-    def _find_foreign(self) -> None:
-        """Counts storages whose memory is not torch's: they may be what grows."""
-        began = time.perf_counter()
-        with _C.References([]) as references:
-            references.find_foreign()
-        self._looking += time.perf_counter() - began
-
-    def _look(self, suspects: list[dict[str, Any]], light: Sequence[dict[str, Any]] = ()) -> bool:
-        """Writes down who holds suspects that are new, or have doubled since.
-
-        Those that have few bytes are only written down if they turn out to keep more alive.
-        Returns whether that makes a difference to the verdict.
-        """
-        wanted = [
-            s
-            for s in (*suspects[:_MOST_SUSPECTS], *light)
-            if s["bytes"] >= 2 * self._looked_at.get(s["origin"], 0)
-        ]
-        again = all(s["origin"] in self._looked_at for s in wanted)
-        if not wanted or (again and not self._has_time_to_look()):
-            return False
-        began = time.perf_counter()
-        few = {s["origin"] for s in light} | self._evidence.carried.keys()
-        found, cycles = look([s["origin"] for s in wanted], self._last_step, few)
-        self._cycles = [cycle.as_json() for cycle in cycles[:_MOST_CYCLES]]
-        self._watch.put("cycles", _json_text(self._for_files(self._cycles)))
-        self._looking += time.perf_counter() - began
-        for suspect in wanted:
-            origin = suspect["origin"]
-            self._looked_at[origin] = max(1, suspect["bytes"])
-            if origin not in found or (suspect in light and not found[origin].nodes):
-                continue
-            self._holdings[origin] = found[origin].as_json()
-            self._watch.add_holding(
-                self._last_step,
-                origin,
-                suspect["per_step"],
-                suspect["bytes"],
-                suspect["count"],
-                _json_text(self._for_files(self._holdings[origin])),
-            )
-        return self._learn(found)
-
-    def _learn(self, found: dict[int, Holding]) -> bool:
-        """Keeps what a look shows beyond names. Returns whether that is anything new."""
-        known = self._evidence
-        before = (known.bounded, known.carried)
-        bounded = {origin for origin in found if found[origin].bounded}
-        carried = {o: NODE_BYTES * held.nodes for o, held in found.items() if held.nodes}
-        kept = {o: value for o, value in known.carried.items() if o not in found}
-        known.bounded, known.carried = (known.bounded - found.keys()) | bounded, kept | carried
-        if (known.bounded, known.carried) == before:
-            return False
-        known.put(self._watch)
-        return True
-
-    def _for_files(self, told: Any) -> Any:
-        """What files may say, which is less than the terminal if names are to be hashed there."""
-        return without_names(told, self._redact) if self.options.redact else told
-
-    def _accuse(self, judged: dict[str, Any]) -> bool:
-        """Whether what grows along with the inputs is kept from step to step, and so a leak."""
-        doubtful = judged["doubtful"][:_MOST_SUSPECTS]
-        wanted = [origin for origin in doubtful if origin not in self._doubted]
-        if not wanted:
-            return False
-        self._doubted.update(wanted)
-        guilty = {*are_kept(wanted, self._last_step), *joined(judged["leading"])}
-        self._evidence.accused.update(guilty)
-        self._evidence.put(self._watch)
-        return bool(guilty)
+    def _look(self, suspects: Suspects, light: Suspects) -> bool:
+        return self._inquiry.look(self._watch, self._last_step, suspects, light)
 
     def _tell(self, judged: dict[str, Any]) -> None:
         """Speaks up once growth has lasted, or at once if memory will not.
@@ -586,6 +499,11 @@ def _about(options: Options, host: str) -> list[tuple[str, str]]:
     ]
 
 
+def _for_files(options: Options, redact: _C.Redactor) -> Callable[[Any], Any]:
+    """What files may say, which is less than the terminal if names are to be hashed there."""
+    return lambda told: without_names(told, redact) if options.redact else told
+
+
 def _origin(number: int) -> dict[str, Any]:
     origin = _C.origin(number)
     return {**origin, "device": _C.device_from_tag(origin["device"])}
@@ -617,7 +535,3 @@ def _bytes_left_for(judged: dict[str, Any]) -> int | None:
 def _unused_in(allocator: _C.AllocatorSample) -> int:
     """What torch took from the driver and has in no tensor."""
     return max(0, allocator.reserved.current - allocator.active.current)
-
-
-def _json_text(told: Any) -> str:
-    return json.dumps(told, ensure_ascii=False)

@@ -105,7 +105,7 @@ def test_who_holds_it_is_recorded_before_anything_is_said(
             body(step)
             tenure.step()
         assert capsys.readouterr().err == ""
-        assert "kept" in str(watching._holdings)
+        assert "kept" in str(watching._inquiry.holdings)
 
 
 def test_storages_on_a_device_may_grow_until_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
