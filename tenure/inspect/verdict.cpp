@@ -513,7 +513,8 @@ Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit,
       rows.back().seconds < kStartUp) {
     verdict.judgement = Judgement::too_short;
     verdict.why = text("no steps were announced, and ", std::llround(rows.back().seconds),
-                       " seconds are too few to tell growth from the program's beginning");
+                       " seconds are too few to tell growth from the program's beginning: call "
+                       "tenure.step() at the end of each step");
   }
   return verdict;
 }

@@ -259,7 +259,8 @@ def _out_of_object(elements: Sequence[Element], at: int) -> tuple[int, Hop | Non
             target is owner.__self__
         ) else None
     if isinstance(owner, functools.partial):
-        return 1, Hop("partial", "an argument of functools.partial")
+        name = getattr(owner.func, "__qualname__", type(owner.func).__qualname__)
+        return 1, Hop("partial", f"an argument of functools.partial({name})")
     if isinstance(owner, functools._lru_cache_wrapper):
         bounded = owner.cache_parameters()["maxsize"] is not None
         return 1, Hop("bounded cache" if bounded else "cache", _cache_text(owner))

@@ -203,6 +203,8 @@ class Session:
             name_modules()
         self._mark_kinds()
         verdict = self.verdict()
+        if verdict["verdict"] not in {"leak", "growth"}:
+            self._withdraw()
         self._put_place()
         self._watch.put("cost", f"{self._watch.cost():.5f}")
         self._watch.put("ended", "yes")
@@ -323,9 +325,7 @@ class Session:
         kind = judged["verdict"]
         if kind not in {"leak", "growth"}:
             self._suspected_at = 0
-            if self._told:
-                say(f"the {self._told} reported earlier is not seen any more")
-                self._told = ""
+            self._withdraw()
             return
         self._suspected_at = self._suspected_at or judged["steps"]
         if self.options.quiet or self._told == kind:
@@ -340,6 +340,12 @@ class Session:
             return
         self._told = kind
         say(verdicts.first_screen(self._document(judged)))
+
+    def _withdraw(self) -> None:
+        """Takes back what was said while the program ran, if anything was."""
+        if self._told:
+            say(f"the {self._told} reported earlier is not seen any more")
+            self._told = ""
 
     def _consider(self, why: str) -> bool:
         """Goes up to tracing if this rank is the lowest of its stage, or stands out.

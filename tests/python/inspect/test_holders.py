@@ -98,6 +98,16 @@ def test_a_variable_of_a_module_is_told_as_its_own_whichever_function_knows_it()
     assert words(found).startswith("KEPT (global of ")
 
 
+def into(store: list[torch.Tensor], tensor: torch.Tensor) -> None:
+    store.append(tensor)
+
+
+def test_an_argument_of_a_partial_is_told_with_its_function() -> None:
+    callback = functools.partial(into, [])
+    found = leak(lambda _: callback(torch.zeros(4096)))
+    assert "an argument of functools.partial(into)" in words(found)
+
+
 def test_activations_saved_beside_weights_that_changed_since() -> None:
     model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.LayerNorm(64), nn.Tanh())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -96,6 +96,20 @@ def test_a_leak_is_told_of_at_once_where_memory_is_at_stake(
     assert "kept" in said
 
 
+def test_what_was_said_is_taken_back_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    kept: list[torch.Tensor] = []
+    with tenure.watch(quiet=False):
+        for step in range(140):
+            kept.append(torch.randn(5000))
+            if step == 138:
+                kept.clear()  # too late for a look before the end
+            tenure.step()
+    said = capsys.readouterr().err
+    assert said.count("LEAK") == 1
+    assert said.index("LEAK") < said.index("the leak reported earlier is not seen any more")
+    assert "FLAT over 140 steps" in said
+
+
 def test_who_holds_it_is_recorded_before_anything_is_said(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
