@@ -99,6 +99,16 @@ StepRow row_from(const py::dict& given) {
   return row;
 }
 
+// The origin of the tensor's storage, if it was seen born.
+std::optional<uint32_t> origin_of(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) {
+    return std::nullopt;
+  }
+  const auto birth = observer().births().find(
+      tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+  return birth ? std::optional(static_cast<uint32_t>(birth->origin)) : std::nullopt;
+}
+
 py::dict share_dict(const Share& share) {
   py::dict out;
   out["name"] = share.name;
@@ -143,7 +153,6 @@ py::dict verdict_dict(const Verdict& verdict) {
   };
   out["suspects"] = dicts(verdict.suspects);
   out["filling"] = dicts(verdict.filling);
-  out["light"] = dicts(verdict.light);
   const auto numbers = [](const std::vector<OriginId>& origins) {
     py::list found;
     for (const auto origin : origins) {
@@ -157,11 +166,12 @@ py::dict verdict_dict(const Verdict& verdict) {
   return out;
 }
 
-// Accused, bounded, carried.
-using EvidenceRow = std::tuple<std::set<uint32_t>, std::set<uint32_t>, std::map<uint32_t, double>>;
+// Accused, bounded, and graphs that are kept: bytes a step, bytes, since.
+using GraphsRow = std::tuple<double, int64_t, uint64_t>;
+using EvidenceRow = std::tuple<std::set<uint32_t>, std::set<uint32_t>, std::map<uint32_t, GraphsRow>>;
 
 Evidence evidence_of(const EvidenceRow& given) {
-  const auto& [accused, bounded, carried] = given;
+  const auto& [accused, bounded, graphs] = given;
   Evidence out;
   for (const auto origin : accused) {
     out.accused.insert(OriginId{origin});
@@ -169,8 +179,9 @@ Evidence evidence_of(const EvidenceRow& given) {
   for (const auto origin : bounded) {
     out.bounded.insert(OriginId{origin});
   }
-  for (const auto& [origin, bytes] : carried) {
-    out.carried[OriginId{origin}] = bytes;
+  for (const auto& [origin, row] : graphs) {
+    const auto& [per_step, bytes, since] = row;
+    out.graphs[OriginId{origin}] = {per_step, bytes, since};
   }
   return out;
 }
@@ -311,6 +322,7 @@ void bind_inspect(py::module_& m) {
         py::arg("evidence"));
   m.def("judge_files", &judge_files, py::arg("cases"), py::arg("threads"));
   m.def("alive_of", &alive_of, py::arg("origins"));
+  m.def("origin_of", &origin_of, py::arg("tensor"));
   m.def("alive_storages", &alive_storages, py::call_guard<py::gil_scoped_release>());
   m.def("held_bytes", [] { return observer().births().flow().bytes; });
   m.def("observer_bytes", [] { return observer().births().footprint(); });

@@ -11,6 +11,7 @@
 
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <chrono>
@@ -20,7 +21,6 @@
 #include <string>
 #include <thread>
 #include <tuple>
-#include <unordered_set>
 #include <vector>
 
 namespace py = pybind11;
@@ -29,6 +29,11 @@ using tenure::inspect::NodeKind;
 using tenure::python::bytes_of;
 
 namespace {
+
+// The node that adds gradients up for a leaf, while any graph leads to it.
+auto accumulator_of(const at::Tensor& leaf) {
+  return torch::autograd::impl::try_get_grad_accumulator(leaf);
+}
 
 // All that is found is kept from enter() to exit(), which ends even what refers to this in turn:
 // the caller's own variables are found too.
@@ -171,33 +176,30 @@ class References {
     return out;
   }
 
-  // How many autograd nodes the tensors on these storages keep, for each of them.
-  double graph_behind(const std::vector<uint32_t>& storages) const {
+  // The autograd nodes that hand gradients to a leaf, the oldest first.
+  std::vector<uint32_t> users_of(const at::Tensor& leaf) const {
+    const auto accumulator = accumulator_of(leaf);
     const auto& graph = all().graph();
-    const std::unordered_set<uint32_t> wanted(storages.begin(), storages.end());
-    std::unordered_set<uint32_t> seen;
-    std::vector<uint32_t> open;
-    const auto enter_graph = [&](uint32_t from) {
-      for (const auto next : graph.referred_by(from)) {
-        if (graph.kind(next) == NodeKind::autograd && seen.insert(next).second) {
-          open.push_back(next);
-        }
-      }
-    };
+    const auto at = accumulator ? graph.find(accumulator.get()) : Graph::kNone;
+    if (at == Graph::kNone) {
+      return {};
+    }
+    auto found = graph.referring_to(at);
+    std::erase_if(found, [&](uint32_t from) { return graph.kind(from) != NodeKind::autograd; });
+    std::ranges::sort(found, {}, [&](uint32_t node) {
+      return static_cast<const torch::autograd::Node*>(graph.object(node))->sequence_nr();
+    });
+    return found;
+  }
+
+  // All nodes of autograd that are alive.
+  size_t autograd_nodes() const {
+    const auto& graph = all().graph();
+    size_t found = 0;
     for (uint32_t node = 0; node < graph.size(); ++node) {
-      if (graph.kind(node) == NodeKind::tensor &&
-          std::ranges::any_of(graph.referred_by(node),
-                              [&](uint32_t to) { return wanted.contains(to); })) {
-        enter_graph(node);
-      }
+      found += graph.kind(node) == NodeKind::autograd ? 1 : 0;
     }
-    while (!open.empty()) {
-      const auto node = open.back();
-      open.pop_back();
-      enter_graph(node);
-    }
-    return wanted.empty() ? 0
-                          : static_cast<double>(seen.size()) / static_cast<double>(wanted.size());
+    return found;
   }
 
   // The cycles that no root holds: elements of one way around, bytes that they keep, whether
@@ -281,6 +283,18 @@ void bind_references(py::module_& m) {
       return PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(THPVariableClass));
     });
   });
+  // How many nodes of graphs that are alive hand gradients to each of these leaves.
+  m.def(
+      "users_of_leaves",
+      [](const std::vector<at::Tensor>& leaves) {
+        std::vector<int64_t> out;
+        for (const auto& leaf : leaves) {
+          const auto accumulator = accumulator_of(leaf);
+          out.push_back(accumulator ? static_cast<int64_t>(accumulator.use_count()) - 1 : 0);
+        }
+        return out;
+      },
+      py::arg("leaves"));
   // Without making a Python object of the storage, which would stay.
   m.def(
       "storage_bytes",
@@ -315,7 +329,8 @@ void bind_references(py::module_& m) {
            py::arg("labels"))
       .def("gone_with", &References::gone_with, py::arg("node"))
       .def("goes_with_reference", &References::goes_with_reference, py::arg("node"))
-      .def("graph_behind", &References::graph_behind, py::arg("storages"))
+      .def("users_of", &References::users_of, py::arg("leaf"))
+      .def("autograd_nodes", &References::autograd_nodes)
       .def("cycles", &References::cycles, py::arg("most"))
       .def("by_beginning", &References::by_beginning)
       .def("referring_to", &References::referring_to, py::arg("node"))

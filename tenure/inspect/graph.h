@@ -55,10 +55,6 @@ class Graph {
   // How many references of the graph lead to it.
   uint32_t referrers(uint32_t node) const { return referrers_[node]; }
 
-  // The nodes that this one refers to. REQUIRES: it was expanded.
-  std::span<const uint32_t> referred_by(uint32_t node) const {
-    return std::span(edges_).subspan(firsts_[node], end_of(node) - firsts_[node]);
-  }
   // The nodes that refer to this one. Looks at every reference.
   std::vector<uint32_t> referring_to(uint32_t node) const;
 

@@ -17,8 +17,7 @@ using Series = std::vector<double>;
 constexpr size_t kWarmUp = 2;  // steps in which optimizers make their state
 // Growth slower than this is none, bytes a step. What is counted storage by storage has no noise.
 constexpr double kLeastHeld = 2048;
-constexpr double kLeastMore = 0.2;  // storages a step, for few bytes to be looked at
-constexpr size_t kMostLight = 8;    // origins of which that is asked
+constexpr double kSure = 0.99;  // of what was counted and did not once become less
 constexpr double kLeastCounted = 16.0 * 1024;
 constexpr double kLeastSeen = 64.0 * 1024;  // by the operating system, in pages
 // Since it began, growth must have come to this share of the whole process, or to this many bytes.
@@ -196,6 +195,9 @@ class Suspects {
           series_of(rows, [](const StepRow& row) { return static_cast<double>(row.held); });
       find_contributors(cuts, all.grows ? all : trend_of(held, {.least_per_step = kLeastHeld}));
     }
+    if (found_.empty()) {
+      add_graphs(cuts);
+    }
     const auto sum = growth_of(found_);
     std::erase_if(found_,
                   [&](const Suspect& suspect) { return suspect.per_step < kSmallSuspect * sum; });
@@ -208,19 +210,16 @@ class Suspects {
     if (growth_of(found_) < kSmallSuspect * growth_of(filling_)) {
       found_.clear();
     }
-    std::ranges::sort(light_, std::greater<>{}, &Suspect::count);
-    light_.resize(std::min(light_.size(), kMostLight));
   }
 
   std::vector<Suspect> take() { return std::move(found_); }
   std::vector<Suspect> take_filling() { return std::move(filling_); }
-  std::vector<Suspect> take_light() { return std::move(light_); }
   std::vector<OriginId> doubtful() const { return doubtful_; }
   std::vector<OriginId> leading() const { return leading_; }
 
  private:
   void look_at(OriginId origin, std::span<const Cut> cuts, double work) {
-    const auto bytes = bytes_with_carried(origin, cuts);
+    const auto bytes = at_rows(rows_, cuts, &Cut::bytes);
     const bool lasts = most_births(cuts) >= kManySteps;
     const auto trend = trend_of(bytes, {.least_per_step = kLeastHeld});
     const bool larger = !lasts && trend.grows;
@@ -236,25 +235,11 @@ class Suspects {
     if (lasts || one) {
       std::ranges::transform(lasting_, bytes, lasting_.begin(), std::plus<>{});
     }
-    if (lasts && !trend.grows) {
-      look_at_count(origin, cuts);
-    }
     if (!trend.grows || (!one && !(lasts && older_and_older(cuts, trend)))) {
       return;
     }
     found_.push_back(suspect(origin, cuts, trend));
     found_.back().one = one;
-  }
-
-  void look_at_count(OriginId origin, std::span<const Cut> cuts) {
-    const auto count = at_rows(rows_, cuts, &Cut::count);
-    if (count.back() - count.front() < kLeastMore * static_cast<double>(kFewestSteps)) {
-      return;
-    }
-    const auto trend = trend_of(count, {.least_per_step = kLeastMore});
-    if (trend.grows && older_and_older(cuts, trend)) {
-      light_.push_back(suspect(origin, cuts, trend));
-    }
   }
 
   Suspect suspect(OriginId origin, std::span<const Cut> cuts, const Trend& trend) const {
@@ -263,24 +248,24 @@ class Suspects {
         .origin = origin,
         .per_step = trend.per_step / steps_per_row(rows_),
         .confidence = trend.confidence,
-        .bytes = last.bytes + std::llround(carried_by(origin) * static_cast<double>(last.count)),
+        .bytes = last.bytes,
         .count = last.count,
         .since = rows_[trend.since].step};
   }
 
-  double carried_by(OriginId origin) const {
-    const auto found = evidence_.carried.find(origin);
-    return found == evidence_.carried.end() ? 0 : found->second;
-  }
-
-  Series bytes_with_carried(OriginId origin, std::span<const Cut> cuts) const {
-    auto bytes = at_rows(rows_, cuts, &Cut::bytes);
-    if (const auto carried = carried_by(origin); carried > 0) {
-      const auto count = at_rows(rows_, cuts, &Cut::count);
-      std::ranges::transform(bytes, count, bytes.begin(),
-                             [&](double own, double many) { return own + carried * many; });
+  // Where bytes accuse nobody.
+  void add_graphs(const Cuts& cuts) {
+    for (const auto& [origin, kept] : evidence_.graphs) {
+      const auto series = cuts.find(origin);
+      if (kept.per_step >= kLeastHeld && series != cuts.end()) {
+        found_.push_back({.origin = origin,
+                          .per_step = kept.per_step,
+                          .confidence = kSure,
+                          .bytes = kept.bytes,
+                          .count = last_until(series->second, rows_.back().step).count,
+                          .since = kept.since});
+      }
     }
-    return bytes;
   }
 
   // Together they grow, but none at a steady pace of its own: those with a large share in it.
@@ -291,7 +276,7 @@ class Suspects {
     }
     Series accused(rows_.size());
     for (const auto& [origin, series] : cuts) {
-      const auto bytes = bytes_with_carried(origin, series);
+      const auto bytes = at_rows(rows_, series, &Cut::bytes);
       const auto grown = bytes.back() - bytes[all.since];
       if (most_births(series) >= kManySteps && grown >= kLargeShare * grown_by &&
           older_and_older(series, all)) {
@@ -317,7 +302,7 @@ class Suspects {
   const Evidence& evidence_;
   std::vector<OriginId> doubtful_, leading_;
   Series lasting_;  // bytes of all origins that have storages of many steps
-  std::vector<Suspect> found_, filling_, light_;
+  std::vector<Suspect> found_, filling_;
 };
 
 double known(const std::optional<int64_t>& value) { return static_cast<double>(value.value_or(0)); }
@@ -491,7 +476,6 @@ Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit,
   verdict.leading = suspects.leading();
   verdict.suspects = suspects.take();
   verdict.filling = suspects.take_filling();
-  verdict.light = suspects.take_light();
 
   const auto seen = trend_of(series_of(rows, total_of), {.least_per_step = kLeastSeen});
   size_t since = seen.grows ? seen.since : rows.size() / 3;

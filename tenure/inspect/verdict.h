@@ -7,9 +7,9 @@
 // that grows in any other way is growth, with the parts that do. So sequences that get longer are
 // growth: what is alive at the end of a step is larger, and still only as old as the step. A
 // storage that is made anew in each step a little longer (x = torch.cat([x, y])) is a leak, which
-// is told from longer sequences by this: it alone grows, not all that a step makes. And ever more
-// storages of a few bytes are a leak if each keeps something larger alive: a loss on which backward
-// ran keeps the nodes of its graph, which are no storages. Only a look at holders can tell.
+// is told from longer sequences by this: it alone grows, not all that a step makes. Losses that are
+// kept after backward, or added up with their graphs, are a leak too, of the storages that head the
+// graphs: those have few bytes, but nodes come with them. Only a look at holders can tell.
 #pragma once
 
 #include <tenure/inspect/recording.h>
@@ -66,17 +66,21 @@ struct Verdict {
   std::vector<OriginId> leading;
   // What would be suspected, had it not been seen to be held by something that has a bound.
   std::vector<Suspect> filling;
-  // Ever more storages of few bytes. What they keep alive beside their own memory decides.
-  std::vector<Suspect> light;
   std::string why;  // one sentence
+};
+
+// Autograd graphs of which there are ever more. Their nodes lie in no storage.
+struct KeptGraphs {
+  double per_step = 0;  // bytes of nodes
+  int64_t bytes = 0;    // alive now
+  uint64_t since = 0;   // step
 };
 
 // What someone who looked at holders knows of origins, beyond their numbers.
 struct Evidence {
   std::set<OriginId> accused;  // kept from step to step: see Verdict::doubtful
   std::set<OriginId> bounded;  // held by a container that has a bound and is not full
-  // Bytes that each storage of an origin keeps alive beside its own: its tensor's autograd graph.
-  std::map<OriginId, double> carried;
+  std::map<OriginId, KeptGraphs> graphs;  // by the origin of the storages that head them
 };
 
 using Cuts = std::map<OriginId, std::vector<Cut>>;

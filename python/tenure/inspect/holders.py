@@ -294,9 +294,10 @@ def _out_of_function(elements: Sequence[Element], at: int) -> tuple[int, Hop | N
         return 2, Hop("global", f"{name} (global of {function.__module__})", name, file)
     if target is function.__defaults__ or target is function.__kwdefaults__:
         return 2, Hop("default", f"default argument of {function.__qualname__}")
-    name = _key_of(function.__dict__, _value(elements, at + 2))
+    name = _key_of(function.__dict__, _value(elements, at + 2)) or ""
     if target is function.__dict__:
-        return 2, Hop("attribute", f"{function.__qualname__}.{name or '?'}")
+        file = function.__code__.co_filename
+        return 2, Hop("attribute", f"{function.__qualname__}.{name or '?'}", name, file)
     return 1, Hop("function", function.__qualname__)
 
 

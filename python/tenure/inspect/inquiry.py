@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from tenure import _C
 from tenure.inspect.evidence import Evidence
-from tenure.inspect.suspects import NODE_BYTES, Holding, are_kept, joined, look
+from tenure.inspect.graphs import Graphs
+from tenure.inspect.suspects import NODE_BYTES, Holding, are_kept, joined, look, look_at_graphs
 
 __all__ = ["Inquiry"]
 
@@ -44,6 +47,8 @@ class Inquiry:
         self._looked_at: dict[int, int] = {}  # origin: bytes when it was last looked at
         self._doubted: set[int] = set()
         self._evidence = Evidence()
+        self._graphs = Graphs()
+        self._graphs_looked_at = 0  # nodes when they were last looked at
         self._began = time.monotonic()
         self._looking = 0.0  # seconds that looking took
 
@@ -62,40 +67,77 @@ class Inquiry:
             references.find_foreign()
         self._looking += time.perf_counter() - began
 
-    def look(self, watch: _C.Watch, step: int, suspects: Suspects, light: Suspects) -> bool:
-        """Writes down who holds suspects that are new, or have doubled since.
+    def follow(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Graphs that are alive are counted by these from now on."""
+        self._graphs.follow(parameters)
 
-        Those that have few bytes are only written down if they turn out to keep more alive.
-        """
+    def count_graphs(self, step: int) -> None:
+        """At the end of a step; any thread may."""
+        self._graphs.count(step)
+
+    def look_at_graphs(self, watch: _C.Watch, step: int) -> bool:
+        """Writes down who holds autograd graphs, if there are ever more of them."""
+        growing = self._graphs.growing()
+        known = self._evidence
+        if growing is None:
+            self._graphs_looked_at = 0
+            gone, known.graphs = known.graphs, {}
+            if gone:
+                known.put(watch)
+            return bool(gone)
+        if growing.uses < 2 * self._graphs_looked_at or not self.has_time():
+            return False
+        self._graphs_looked_at = growing.uses
+        began = time.perf_counter()
+        found = look_at_graphs(growing.leaf)
+        self._looking += time.perf_counter() - began
+        if found is None:
+            return False
+        origin, uses, holding = found
+        nbytes = NODE_BYTES * holding.nodes
+        per_step = growing.per_step * nbytes / uses
+        known.graphs = {origin: (per_step, nbytes, growing.since)}
+        self._looked_at[origin] = nbytes
+        self._write(watch, step, origin, holding, (per_step, nbytes, uses))
+        known.bounded -= {origin}
+        known.bounded |= {origin} if holding.bounded else set()
+        known.put(watch)
+        return True
+
+    def look(self, watch: _C.Watch, step: int, suspects: Suspects) -> bool:
+        """Writes down who holds suspects that are new, or have doubled since."""
         wanted = [
             s
-            for s in (*suspects[:_MOST_SUSPECTS], *light)
+            for s in suspects[:_MOST_SUSPECTS]
             if s["bytes"] >= 2 * self._looked_at.get(s["origin"], 0)
         ]
         again = all(s["origin"] in self._looked_at for s in wanted)
         if not wanted or (again and not self.has_time()):
             return False
         began = time.perf_counter()
-        few = {s["origin"] for s in light} | self._evidence.carried.keys()
-        found, cycles = look([s["origin"] for s in wanted], step, few)
+        found, cycles = look([s["origin"] for s in wanted], step)
         self.cycles = [cycle.as_json() for cycle in cycles[:_MOST_CYCLES]]
         watch.put("cycles", self._text(self.cycles))
         self._looking += time.perf_counter() - began
         for suspect in wanted:
             origin = suspect["origin"]
             self._looked_at[origin] = max(1, suspect["bytes"])
-            if origin not in found or (suspect in light and not found[origin].nodes):
-                continue
-            self.holdings[origin] = found[origin].as_json()
-            watch.add_holding(
-                step,
-                origin,
-                suspect["per_step"],
-                suspect["bytes"],
-                suspect["count"],
-                self._text(self.holdings[origin]),
-            )
+            if origin in found:
+                figures = (suspect["per_step"], suspect["bytes"], suspect["count"])
+                self._write(watch, step, origin, found[origin], figures)
         return self._learn(watch, found)
+
+    def _write(
+        self,
+        watch: _C.Watch,
+        step: int,
+        origin: int,
+        holding: Holding,
+        figures: tuple[float, int, int],
+    ) -> None:
+        """Keeps who holds an origin's storages, with bytes a step, bytes and how many they are."""
+        self.holdings[origin] = holding.as_json()
+        watch.add_holding(step, origin, *figures, self._text(self.holdings[origin]))
 
     def accuse(self, watch: _C.Watch, step: int, judged: dict[str, Any]) -> bool:
         """Whether what grows along with the inputs is kept from step to step, and so a leak."""
@@ -111,15 +153,12 @@ class Inquiry:
 
     def _learn(self, watch: _C.Watch, found: dict[int, Holding]) -> bool:
         """Keeps what a look shows beyond names."""
-        known = self._evidence
-        before = (known.bounded, known.carried)
+        before = self._evidence.bounded
         bounded = {origin for origin in found if found[origin].bounded}
-        carried = {o: NODE_BYTES * held.nodes for o, held in found.items() if held.nodes}
-        kept = {o: value for o, value in known.carried.items() if o not in found}
-        known.bounded, known.carried = (known.bounded - found.keys()) | bounded, kept | carried
-        if (known.bounded, known.carried) == before:
+        self._evidence.bounded = (before - found.keys()) | bounded
+        if self._evidence.bounded == before:
             return False
-        known.put(watch)
+        self._evidence.put(watch)
         return True
 
     def _text(self, told: Any) -> str:

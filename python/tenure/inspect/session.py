@@ -143,10 +143,11 @@ class Session:
         """The verdict so far, as in the JSON file."""
         judged = self._watch.judge()
         # Those that came up since the last time, while what holds them is there.
-        leaks = judged["verdict"] == "leak"
-        new = self._inquiry.unseen(judged["suspects" if leaks else "light"])
         with contextlib.suppress(TenureError):
-            if self._look(new if leaks else [], [] if leaks else new):
+            if self._look_at_graphs():
+                judged = self._watch.judge()
+            new = self._inquiry.unseen(judged["suspects"]) if judged["verdict"] == "leak" else []
+            if self._look(new):
                 judged = self._watch.judge()
         return self._document(judged)
 
@@ -232,6 +233,7 @@ class Session:
             self._unit = "step"
             self._watch.put("unit", "step")
         self._last_step = step
+        self._inquiry.count_graphs(step)
         if devices.history is not None:
             devices.history.read()
         self._steps_seen += 1
@@ -252,8 +254,10 @@ class Session:
         began = time.perf_counter()
         try:
             name_modules()
+            marked = marked_tensors()
+            self._inquiry.follow([tensor for tensor, kind, _ in marked if kind == "parameter"])
             if self.recording is not None:
-                self._watch.mark(marked_tensors())
+                self._watch.mark(marked)
         except Exception as error:  # noqa: BLE001  the program goes on, whatever it is made of
             self._watch.note("error", f"kinds of storages: {type(error).__name__}")
         self._watch.spend(time.perf_counter() - began)
@@ -295,8 +299,9 @@ class Session:
             verdict = self._watch.judge()
             if self._inquiry.accuse(self._watch, self._last_step, verdict):
                 verdict = self._watch.judge()
-            light = [] if verdict["suspects"] else verdict["light"]
-            if self._look([*verdict["suspects"], *verdict["filling"]], light):
+            if self._look_at_graphs():
+                verdict = self._watch.judge()
+            if self._look([*verdict["suspects"], *verdict["filling"]]):
                 verdict = self._watch.judge()
             elif verdict["verdict"] == "growth" and self._inquiry.has_time():
                 self._inquiry.find_foreign()
@@ -314,8 +319,11 @@ class Session:
             self._judging.release()
             self._watch.spend(time.perf_counter() - began)
 
-    def _look(self, suspects: Suspects, light: Suspects) -> bool:
-        return self._inquiry.look(self._watch, self._last_step, suspects, light)
+    def _look_at_graphs(self) -> bool:
+        return self._inquiry.look_at_graphs(self._watch, self._last_step)
+
+    def _look(self, suspects: Suspects) -> bool:
+        return self._inquiry.look(self._watch, self._last_step, suspects)
 
     def _tell(self, judged: dict[str, Any]) -> None:
         """Speaks up once growth has lasted, or at once if memory will not.

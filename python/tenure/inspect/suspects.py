@@ -7,7 +7,7 @@ import functools
 import re
 import sys
 import threading
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from tenure import _C
 from tenure.inspect import advice, census, holders
 
-__all__ = ["NODE_BYTES", "Holding", "look"]
+__all__ = ["NODE_BYTES", "Holding", "look", "look_at_graphs"]
 
 NODE_BYTES = 700  # of an autograd node with what belongs to it; 600 to 900 were measured
 
@@ -40,7 +40,7 @@ class Holding:
         residue: References to the storages that nobody found.
         frees: Bytes that would go with what is marked as growing; 0 if others hold them too.
         bounded: Whether what is marked has a bound and is not full.
-        nodes: Of storages of few bytes: autograd nodes that the tensor of each keeps.
+        nodes: Autograd nodes of graphs that are kept for themselves, not for what they saved.
         storages: Ids of some of them, as in the recording.
     """
 
@@ -59,9 +59,7 @@ class Holding:
         return dict(self.__dict__)
 
 
-def look(
-    origins: Sequence[int], now: int, light: Container[int] = ()
-) -> tuple[dict[int, Holding], list[census.Cycle]]:
+def look(origins: Sequence[int], now: int) -> tuple[dict[int, Holding], list[census.Cycle]]:
     """Finds what holds the storages of these origins, and all cycles that nothing holds.
 
     Must run where no other thread changes the autograd graph: on the training thread between steps.
@@ -69,7 +67,6 @@ def look(
     Args:
         origins: Ids of origins.
         now: The current step. What was born just before it is alive for good reason.
-        light: Those of them that have few bytes, of which it is asked what else they keep.
     """
     out: dict[int, Holding] = {}
     with _C.References(holders.own_objects()) as references:
@@ -82,8 +79,6 @@ def look(
             found = [(row, nodes[row[0]]) for row in lasting if row[0] in nodes]
             if alive:
                 out[origin] = _holding(references, found, _file_of(origin))
-            if alive and origin in light:
-                _add_graph(references, out[origin], [node for _, node in found])
         return out, census.cycles_in(references)
 
 
@@ -148,12 +143,40 @@ def _holding(references: _C.References, found: list[tuple[Any, int]], file: str)
     return holding
 
 
-def _add_graph(references: _C.References, holding: Holding, group: list[int]) -> None:
-    """What storages keep alive that is not storage."""
-    holding.nodes = round(references.graph_behind(group))
-    if holding.nodes:
-        holding.advice = holding.advice or advice.DETACH
-        holding.frees = 0  # which tells storages' bytes
+def look_at_graphs(leaf: torch.Tensor) -> tuple[int, int, Holding] | None:
+    """What holds the graphs that lead to a leaf.
+
+    Returns the origin of the storages that head them, how many of their nodes hand gradients to the
+    leaf, and the holding; None if nothing that was seen born heads them.
+    """
+    with _C.References(holders.own_objects()) as references:
+        users = references.users_of(leaf)
+        if not users:
+            return None
+        node = users[len(users) // 2]
+        head = _head(references, node)
+        origin = _C.origin_of(head) if head is not None else None
+        if origin is None:
+            return None
+        way = _path(references, node, users, list(range(len(users))), _file_of(origin))
+        holding = Holding(
+            [[hop.as_json() for hop in way.hops]],
+            way.cycle,
+            way.free,
+            way.advice or advice.DETACH,
+            bounded=way.bounded,
+            nodes=references.autograd_nodes(),
+        )
+        return origin, len(users), holding
+
+
+def _head(references: _C.References, node: int) -> torch.Tensor | None:
+    """The tensor through which the way to a node enters the graph."""
+    _, path, *_ = references.retention(node)
+    entered = next((i for i, element in enumerate(path) if element[0] == "autograd"), 0)
+    held = [shown for kind, shown, *_ in path[:entered] if kind == "object"]
+    last: Any = held[-1] if held else None
+    return last if issubclass(type(last), torch.Tensor) else None
 
 
 def _signature(references: _C.References, node: int) -> str:

@@ -318,7 +318,7 @@ def suspect_lines(
     on = where([r for r in ranks if r["rank"] in held_on | like], ranks)
     on = f" on {on}" if len(ranks) > 1 else ""
     unit = ranks[0].get("unit", "step")
-    graph = f", each with a graph of {many(first['nodes'], 'node')}" if first.get("nodes") else ""
+    graph = f" with graphs of {many(first['nodes'], 'node')}" if first.get("nodes") else ""
     lines = [f"{many(count, 'storage')}{graph}, {growth}/{unit}, made{made} at {line}{on}"]
     if like:
         others = f"other {len(like):,} were" if len(like) > 1 else "other was"
