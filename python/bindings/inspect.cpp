@@ -100,7 +100,7 @@ StepRow row_from(const py::dict& given) {
 }
 
 // The origin of the tensor's storage, if it was seen born.
-std::optional<uint32_t> origin_of(const at::Tensor& tensor) {
+std::optional<uint32_t> origin_of_storage(const at::Tensor& tensor) {
   if (!tensor.has_storage()) {
     return std::nullopt;
   }
@@ -168,7 +168,8 @@ py::dict verdict_dict(const Verdict& verdict) {
 
 // Accused, bounded, and graphs that are kept: bytes a step, bytes, since.
 using GraphsRow = std::tuple<double, int64_t, uint64_t>;
-using EvidenceRow = std::tuple<std::set<uint32_t>, std::set<uint32_t>, std::map<uint32_t, GraphsRow>>;
+using EvidenceRow =
+    std::tuple<std::set<uint32_t>, std::set<uint32_t>, std::map<uint32_t, GraphsRow>>;
 
 Evidence evidence_of(const EvidenceRow& given) {
   const auto& [accused, bounded, graphs] = given;
@@ -322,7 +323,7 @@ void bind_inspect(py::module_& m) {
         py::arg("evidence"));
   m.def("judge_files", &judge_files, py::arg("cases"), py::arg("threads"));
   m.def("alive_of", &alive_of, py::arg("origins"));
-  m.def("origin_of", &origin_of, py::arg("tensor"));
+  m.def("origin_of", &origin_of_storage, py::arg("tensor"));
   m.def("alive_storages", &alive_storages, py::call_guard<py::gil_scoped_release>());
   m.def("held_bytes", [] { return observer().births().flow().bytes; });
   m.def("observer_bytes", [] { return observer().births().footprint(); });

@@ -244,13 +244,12 @@ class Suspects {
 
   Suspect suspect(OriginId origin, std::span<const Cut> cuts, const Trend& trend) const {
     const auto& last = last_until(cuts, rows_.back().step);
-    return {
-        .origin = origin,
-        .per_step = trend.per_step / steps_per_row(rows_),
-        .confidence = trend.confidence,
-        .bytes = last.bytes,
-        .count = last.count,
-        .since = rows_[trend.since].step};
+    return {.origin = origin,
+            .per_step = trend.per_step / steps_per_row(rows_),
+            .confidence = trend.confidence,
+            .bytes = last.bytes,
+            .count = last.count,
+            .since = rows_[trend.since].step};
   }
 
   // Where bytes accuse nobody.

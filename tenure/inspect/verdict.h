@@ -78,8 +78,8 @@ struct KeptGraphs {
 
 // What someone who looked at holders knows of origins, beyond their numbers.
 struct Evidence {
-  std::set<OriginId> accused;  // kept from step to step: see Verdict::doubtful
-  std::set<OriginId> bounded;  // held by a container that has a bound and is not full
+  std::set<OriginId> accused;             // kept from step to step: see Verdict::doubtful
+  std::set<OriginId> bounded;             // held by a container that has a bound and is not full
   std::map<OriginId, KeptGraphs> graphs;  // by the origin of the storages that head them
 };
 

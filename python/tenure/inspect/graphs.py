@@ -32,13 +32,13 @@ class Growing:
     """Ever more graphs.
 
     Attributes:
-        leaf: The parameter that most of them lead to.
+        leaf: The parameter that most of them lead to; None: it is gone, as when a program ends.
         uses: How many of their nodes lead there.
         per_step: How many more do so with each step.
         since: The step since which none went.
     """
 
-    leaf: torch.Tensor
+    leaf: torch.Tensor | None
     uses: int
     per_step: float
     since: int
@@ -75,8 +75,7 @@ class Graphs:
 
     def growing(self) -> Growing | None:
         """Whether there are ever more, beyond any number that was given back."""
-        leaf = self._largest() if self._largest is not None else None
-        if leaf is None:
+        if not self._counted:
             return None
         since = self._counted[0][0]
         step, now = self._counted[-1]
@@ -84,4 +83,5 @@ class Graphs:
             return None
         before, then = next(one for one in self._counted if 2 * one[0] >= since + step)
         pace = (now - then) / (step - before)
+        leaf = self._largest() if self._largest is not None else None
         return Growing(leaf, now, pace, since) if pace >= _LEAST_PACE else None

@@ -85,7 +85,9 @@ class Inquiry:
             if gone:
                 known.put(watch)
             return bool(gone)
-        if growing.uses < 2 * self._graphs_looked_at or not self.has_time():
+        again = self._graphs_looked_at > 0
+        doubled = growing.uses >= 2 * self._graphs_looked_at
+        if growing.leaf is None or not doubled or (again and not self.has_time()):
             return False
         self._graphs_looked_at = growing.uses
         began = time.perf_counter()
