@@ -99,13 +99,17 @@ StepRow row_from(const py::dict& given) {
   return row;
 }
 
-// The origin of the tensor's storage, if it was seen born.
-std::optional<uint32_t> origin_of_storage(const at::Tensor& tensor) {
+// Of the tensor's storage, if it was seen born.
+std::optional<Birth> birth_of(const at::Tensor& tensor) {
   if (!tensor.has_storage()) {
     return std::nullopt;
   }
-  const auto birth = observer().births().find(
-      tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  return observer().births().find(storage->_mutable_data_ptr_no_checks().get());
+}
+
+std::optional<uint32_t> origin_of_storage(const at::Tensor& tensor) {
+  const auto birth = birth_of(tensor);
   return birth ? std::optional(static_cast<uint32_t>(birth->origin)) : std::nullopt;
 }
 
@@ -273,12 +277,8 @@ void mark(Watch& watch,
           const std::vector<std::tuple<at::Tensor, std::string, std::string>>& tensors) {
   std::vector<Mark> marks;
   for (const auto& [tensor, kind, name] : tensors) {
-    if (tensor.has_storage()) {
-      auto* storage = tensor.storage().unsafeGetStorageImpl();
-      const auto birth = observer().births().find(storage->_mutable_data_ptr_no_checks().get());
-      if (birth) {
-        marks.push_back({birth->id, kind, name});
-      }
+    if (const auto birth = birth_of(tensor)) {
+      marks.push_back({birth->id, kind, name});
     }
   }
   watch.add(std::move(marks));

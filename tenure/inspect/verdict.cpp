@@ -17,7 +17,6 @@ using Series = std::vector<double>;
 constexpr size_t kWarmUp = 2;  // steps in which optimizers make their state
 // Growth slower than this is none, bytes a step. What is counted storage by storage has no noise.
 constexpr double kLeastHeld = 2048;
-constexpr double kSure = 0.99;  // of what was counted and did not once become less
 constexpr double kLeastCounted = 16.0 * 1024;
 constexpr double kLeastSeen = 64.0 * 1024;  // by the operating system, in pages
 // Since it began, growth must have come to this share of the whole process, or to this many bytes.
@@ -35,6 +34,7 @@ constexpr double kSmallSuspect = 0.02;  // of all suspects' growth
 constexpr double kStartUp = 30;         // seconds
 constexpr double kLeastWork = 0.1;      // of a step's peak at first, for larger inputs to matter
 constexpr double kLargeShare = 0.2;     // of the growth of all storages
+constexpr double kSure = 0.99;          // of what was counted and did not once become less
 
 Series series_of(std::span<const StepRow> rows,
                  const std::function<double(const StepRow&)>& value) {

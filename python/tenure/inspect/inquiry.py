@@ -101,8 +101,7 @@ class Inquiry:
         known.graphs = {origin: (per_step, nbytes, growing.since)}
         self._looked_at[origin] = nbytes
         self._write(watch, step, origin, holding, (per_step, nbytes, uses))
-        known.bounded -= {origin}
-        known.bounded |= {origin} if holding.bounded else set()
+        self._learn_bounds({origin: holding})
         known.put(watch)
         return True
 
@@ -127,7 +126,10 @@ class Inquiry:
             if origin in found:
                 figures = (suspect["per_step"], suspect["bytes"], suspect["count"])
                 self._write(watch, step, origin, found[origin], figures)
-        return self._learn(watch, found)
+        changed = self._learn_bounds(found)
+        if changed:
+            self._evidence.put(watch)
+        return changed
 
     def _write(
         self,
@@ -153,15 +155,12 @@ class Inquiry:
         self._evidence.put(watch)
         return bool(guilty)
 
-    def _learn(self, watch: _C.Watch, found: dict[int, Holding]) -> bool:
-        """Keeps what a look shows beyond names."""
+    def _learn_bounds(self, found: dict[int, Holding]) -> bool:
+        """Keeps which of these have a bound. Returns whether that is anything new."""
         before = self._evidence.bounded
         bounded = {origin for origin in found if found[origin].bounded}
         self._evidence.bounded = (before - found.keys()) | bounded
-        if self._evidence.bounded == before:
-            return False
-        self._evidence.put(watch)
-        return True
+        return self._evidence.bounded != before
 
     def _text(self, told: Any) -> str:
         return json.dumps(self._for_files(told), ensure_ascii=False)
