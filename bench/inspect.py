@@ -1,6 +1,6 @@
 """What watching costs, beside its peers, in one process with all arms interleaved.
 
-    python bench/inspect.py [--device cpu|cuda] [--rounds 24] [--steps 2] [--arms count] [--small]
+    python bench/inspect.py [--device cpu|cuda] [--rounds 8] [--steps 24] [--arms count] [--small]
 
 Each round trains a few steps under every arm, in turn, and the plain arm at both ends; the figure
 is the median over rounds of an arm's time to the mean of that round's plain ones, with the range in
@@ -36,7 +36,9 @@ from rich.progress import Progress
 
 import tenure
 
-WARM = 2  # steps under an arm that are not counted: what an arm does once is not a step's cost
+# Steps under an arm that are not counted: what an arm does once is not a step's cost. What trace does
+# at steps 4, 8, 16, ... is, so few steps in a round make it look dearer than a run is.
+WARM = 2
 BARS = {"cpu": {"count": 1.01, "trace": 1.05}, "cuda": {"count": 1.01, "trace": 1.03}}
 
 
@@ -174,8 +176,8 @@ def against(bar: float | None, low: float, high: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=24)
-    parser.add_argument("--steps", type=int, default=2, help="steps of an arm in a round")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=24, help="steps of an arm in a round")
     parser.add_argument("--arms", default="", help="some of them only, with commas between")
     parser.add_argument("--small", action="store_true", help="tokens, for the milliseconds added")
     options = parser.parse_args()

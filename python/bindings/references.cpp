@@ -21,6 +21,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <unordered_map>
 #include <vector>
 
 namespace py = pybind11;
@@ -283,6 +284,28 @@ void bind_references(py::module_& m) {
       return PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(THPVariableClass));
     });
   });
+  // Found so that no code of the program runs. There are many objects and few classes.
+  m.def(
+      "instances",
+      [](const std::vector<py::type>& kinds) {
+        std::unordered_map<PyTypeObject*, bool> wanted;
+        py::list out;
+        const auto all = py::module_::import("gc").attr("get_objects")().cast<py::list>();
+        for (const auto& object : all) {
+          auto* type = Py_TYPE(object.ptr());
+          auto [found, fresh] = wanted.try_emplace(type, false);
+          if (fresh) {
+            found->second = std::ranges::any_of(kinds, [&](const py::type& kind) {
+              return PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(kind.ptr())) != 0;
+            });
+          }
+          if (found->second) {
+            out.append(object);
+          }
+        }
+        return out;
+      },
+      py::arg("kinds"));
   // How many nodes of graphs that are alive hand gradients to each of these leaves.
   m.def(
       "users_of_leaves",

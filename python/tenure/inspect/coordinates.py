@@ -6,7 +6,6 @@ program itself (:func:`coordinates`), from Megatron's ``parallel_state``, or fro
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from tenure import _C
 from tenure.errors import InputError
 
 __all__ = ["coordinates", "found_coordinates", "found_gpu"]
@@ -88,9 +88,7 @@ def _from_mesh() -> dict[str, int]:
     if not torch.distributed.is_initialized():
         return {}
     best: dict[str, int] = {}
-    for found in gc.get_objects():
-        if not issubclass(type(found), module.DeviceMesh):
-            continue
+    for found in _C.instances([module.DeviceMesh]):
         try:
             names, place = found.mesh_dim_names, found.get_coordinate()
         except AttributeError:  # it is just being made

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from tenure.inspect.modules import instances, is_module, module_paths
+from tenure import _C
+from tenure.inspect.modules import is_module, module_paths
 
 __all__ = ["Marked", "marked_tensors"]
 
@@ -30,7 +31,7 @@ _STATE = frozenset(
 
 def marked_tensors() -> list[Marked]:
     """Every tensor that a module or an optimizer has, with its kind and name."""
-    found = instances(nn.Module, Optimizer)
+    found = _C.instances([nn.Module, Optimizer])
     modules = [one for one in found if is_module(one)]
     optimizers = [one for one in found if not is_module(one)]
     paths = module_paths(modules)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
-from typing import Any
 
 from torch import nn
 
 from tenure import _C
 
-__all__ = ["instances", "is_module", "module_paths", "name_modules"]
+__all__ = ["is_module", "module_paths", "name_modules"]
 
 
 def name_modules() -> None:
@@ -18,7 +16,7 @@ def name_modules() -> None:
     unnamed = dict(_C.unnamed_modules())
     if not unnamed:
         return
-    by_address = {id(found): found for found in instances(nn.Module)}
+    by_address = {id(found): found for found in _C.instances([nn.Module])}
     paths = module_paths(list(by_address.values()))
     for number, address in unnamed.items():
         module = by_address.get(address)
@@ -27,21 +25,6 @@ def name_modules() -> None:
             continue
         _C.name_module(number, paths.get(address, type(module).__qualname__))
         weakref.finalize(module, _C.forget_module, address).atexit = False
-
-
-def instances(*kinds: type) -> list[Any]:
-    """All objects of these classes, found so that no code of the program runs.
-
-    There are many objects and few classes, so it is not each object that is asked for its class.
-    """
-    wanted: dict[int, type] = {}
-    classes = list(kinds)
-    while classes:
-        kind = classes.pop()
-        if id(kind) not in wanted:
-            wanted[id(kind)] = kind
-            classes += type.__subclasses__(kind)
-    return [found for found in gc.get_objects() if id(type(found)) in wanted]
 
 
 def is_module(found: object) -> bool:
