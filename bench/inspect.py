@@ -36,8 +36,8 @@ from rich.progress import Progress
 
 import tenure
 
-# Steps under an arm that are not counted: what an arm does once is not a step's cost. What trace does
-# at steps 4, 8, 16, ... is, so few steps in a round make it look dearer than a run is.
+# Steps under an arm that are not counted: what an arm does once is not a step's cost. What trace
+# does at steps 4, 8, 16, ... is, so few steps in a round make it look dearer than it is.
 WARM = 2
 BARS = {"cpu": {"count": 1.01, "trace": 1.05}, "cuda": {"count": 1.01, "trace": 1.03}}
 
