@@ -12,4 +12,5 @@ void bind_offload(pybind11::module_& m);
 void bind_references(pybind11::module_& m);
 void bind_sample(pybind11::module_& m);
 void bind_scopes(pybind11::module_& m);
+void bind_shard(pybind11::module_& m);
 void bind_storage(pybind11::module_& m);

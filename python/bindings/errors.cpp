@@ -20,6 +20,8 @@ void translate(std::exception_ptr thrown) {
     raise_as("ReleaseError", error);
   } catch (const tenure::ScopeError& error) {
     raise_as("ScopeError", error);
+  } catch (const tenure::CollectiveError& error) {
+    raise_as("CollectiveError", error);
   } catch (const tenure::LeaseError& error) {
     raise_as("LeaseError", error);
   } catch (const tenure::MutationError& error) {

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 __all__ = [
     "BudgetError",
+    "CollectiveError",
     "InputError",
     "LeaseError",
     "MutationError",
@@ -53,6 +54,10 @@ class MutationError(TenureError):
 
 class BudgetError(TenureError):
     """A limit on memory that cannot be kept; the message says what the least is."""
+
+
+class CollectiveError(TenureError):
+    """Ranks that work together did not: one ended, hangs, or does something else."""
 
 
 class InputError(TenureError, ValueError):

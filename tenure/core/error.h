@@ -47,6 +47,12 @@ class BudgetError : public Error {
   using Error::Error;
 };
 
+// Ranks that work together did not: one ended, hangs, or does something else.
+class CollectiveError : public Error {
+ public:
+  using Error::Error;
+};
+
 // An argument that cannot mean anything: an unknown owner kind, a name with a newline in it.
 class InputError : public Error {
  public:

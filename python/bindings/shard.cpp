@@ -1,0 +1,105 @@
+// Shard: the units of a model, for python/tenure/sharding, which knows modules and their hooks.
+#include "bindings.h"
+#include <tenure/core/error.h>
+#include <tenure/shard/sharder.h>
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace py = pybind11;
+namespace shard = tenure::shard;
+
+namespace {
+
+using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+shard::Phase phase_named(const std::string& name) {
+  return name == "forward" ? shard::Phase::forward : shard::Phase::backward;
+}
+
+std::unique_ptr<shard::Sharder> make(const Group& group, std::optional<at::ScalarType> gathered,
+                                     std::optional<at::ScalarType> reduced, bool keep,
+                                     uint32_t prefetch, std::optional<uint64_t> prefetch_bytes,
+                                     double timeout) {
+  shard::Options options;
+  options.gathered = gathered;
+  options.reduced = reduced;
+  options.after_forward = keep ? shard::AfterForward::keep : shard::AfterForward::release;
+  options.prefetch = prefetch;
+  options.prefetch_bytes = prefetch_bytes.value_or(options.prefetch_bytes);
+  options.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout * 1e3));
+  return std::make_unique<shard::Sharder>(shard::Collectives(group), options);
+}
+
+void bind_stats(py::module_& m) {
+  py::class_<shard::UnitStats>(m, "ShardUnitStats")
+      .def_readonly("name", &shard::UnitStats::name)
+      .def_readonly("bytes", &shard::UnitStats::bytes)
+      .def_readonly("gathers", &shard::UnitStats::gathers)
+      .def_readonly("ahead", &shard::UnitStats::ahead)
+      .def_readonly("waited_seconds", &shard::UnitStats::waited)
+      .def_readonly("lag_seconds", &shard::UnitStats::lag);
+  py::class_<shard::Stats>(m, "ShardStats")
+      .def_readonly("passes", &shard::Stats::passes)
+      .def_readonly("order_changes", &shard::Stats::order_changes)
+      .def_readonly("piece_bytes", &shard::Stats::piece_bytes)
+      .def_readonly("gathered_bytes", &shard::Stats::gathered_bytes)
+      .def_readonly("peak_gathered_bytes", &shard::Stats::peak_gathered)
+      .def_readonly("peak_needed_bytes", &shard::Stats::peak_needed)
+      .def_readonly("moved_bytes", &shard::Stats::moved_bytes)
+      .def_readonly("reduced_bytes", &shard::Stats::reduced_bytes)
+      .def_readonly("units", &shard::Stats::units)
+      .def_property_readonly("excess", &shard::Stats::excess);
+}
+
+}  // namespace
+
+void bind_shard(py::module_& m) {
+  bind_stats(m);
+  py::class_<shard::Reduced>(m, "Reduced")
+      .def_readonly("unit", &shard::Reduced::unit)
+      .def_readonly("flat", &shard::Reduced::flat)
+      .def_readonly("mean", &shard::Reduced::mean);
+  py::class_<shard::Sharder>(m, "Sharder")
+      .def(py::init(&make), py::arg("group"), py::arg("gathered"), py::arg("reduced"),
+           py::arg("keep"), py::arg("prefetch"), py::arg("prefetch_bytes"), py::arg("timeout"))
+      .def("add", &shard::Sharder::add, py::arg("name"), py::arg("names"), py::arg("values"),
+           NoGil())
+      .def(
+          "parameters",
+          [](shard::Sharder& self, uint32_t unit, uint32_t flat) {
+            return self.flat(unit, flat).parameters();
+          },
+          py::arg("unit"), py::arg("flat"))
+      .def(
+          "pieces",
+          [](shard::Sharder& self, uint32_t unit, uint32_t flat) {
+            auto& of = self.flat(unit, flat);
+            std::vector<at::Tensor> out;
+            for (size_t i = 0; i < of.names().size(); ++i) {
+              out.push_back(of.piece_of(i));
+            }
+            return out;
+          },
+          py::arg("unit"), py::arg("flat"))
+      .def("begin_pass", &shard::Sharder::begin_pass, NoGil())
+      .def(
+          "enter",
+          [](shard::Sharder& self, uint32_t unit, const std::string& phase) {
+            self.enter(unit, phase_named(phase));
+          },
+          py::arg("unit"), py::arg("phase"), NoGil())
+      .def(
+          "leave",
+          [](shard::Sharder& self, uint32_t unit, const std::string& phase) {
+            self.leave(unit, phase_named(phase));
+          },
+          py::arg("unit"), py::arg("phase"), NoGil())
+      .def("reduce", &shard::Sharder::reduce, py::arg("unit"), py::arg("flat"),
+           py::arg("gradients"), NoGil())
+      .def("reduced", &shard::Sharder::reduced, NoGil())
+      .def("is_ready", &shard::Sharder::is_ready, py::arg("unit"))
+      .def("stats", &shard::Sharder::stats);
+}

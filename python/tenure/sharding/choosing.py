@@ -1,0 +1,142 @@
+"""Which modules of a model are units, and which parameters belong to which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from tenure.errors import InputError
+
+__all__ = ["Choice", "Home", "Member", "Units", "choose"]
+
+Units = (
+    None
+    | type[nn.Module]
+    | Iterable[type[nn.Module] | str]
+    | Callable[[str, nn.Module], bool]
+)
+
+
+@dataclass(frozen=True)
+class Home:
+    """One place where a module has a parameter; a tied one has several."""
+
+    module: nn.Module
+    name: str
+
+
+@dataclass
+class Member:
+    """A parameter, under the first name that it has."""
+
+    name: str
+    parameter: nn.Parameter
+    homes: list[Home]
+
+
+@dataclass
+class Choice:
+    """A module that is gathered and released as one, and what it alone has."""
+
+    name: str
+    module: nn.Module
+    members: list[Member] = field(default_factory=list)
+    needs: set[int] = field(default_factory=set)  # others that own a parameter that it uses
+
+
+def choose(model: nn.Module, units: Units) -> list[Choice]:
+    """The units of a model, the model itself last; one without parameters is left out."""
+    named = dict(model.named_modules())
+    chosen = _chosen(named, units)
+    owner = _owners(named, chosen)
+    choices = {name: Choice(name or type(model).__name__, named[name]) for name in [*chosen, ""]}
+    order = list(choices)
+    known: dict[nn.Parameter, tuple[int, Member]] = {}
+    for module_name, module in named.items():
+        at = order.index(owner[module_name])
+        for short, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            home = Home(module, short)
+            if parameter in known:
+                first, member = known[parameter]
+                member.homes.append(home)
+                if first != at:
+                    choices[order[at]].needs.add(first)
+                continue
+            full = f"{module_name}.{short}" if module_name else short
+            member = Member(full, parameter, [home])
+            known[parameter] = (at, member)
+            choices[order[at]].members.append(member)
+    return list(choices.values())
+
+
+def _chosen(named: dict[str, nn.Module], units: Units) -> list[str]:
+    if units is None:
+        return _elements(named)
+    if isinstance(units, type):
+        units = (units,)
+    if callable(units):
+        found = [name for name, module in named.items() if name and units(name, module)]
+        if not found:
+            raise InputError("units: the function chose no module of the model")
+        return found
+    found = []
+    for unit in units:
+        if isinstance(unit, str):
+            fits = [name for name in named if name == unit and name]
+        else:
+            fits = [name for name, module in named.items() if name and isinstance(module, unit)]
+        if not fits:
+            what = repr(unit) if isinstance(unit, str) else unit.__name__
+            raise InputError(
+                f"units: no module of the model is {what}; it has {_some_of(named)}"
+            )
+        found += fits
+    return [name for name in named if name in set(found)]
+
+
+def _some_of(named: dict[str, nn.Module]) -> str:
+    kinds = dict.fromkeys(type(module).__name__ for name, module in named.items() if name)
+    return ", ".join(list(kinds)[:8]) or "no modules in it"
+
+
+def _elements(named: dict[str, nn.Module]) -> list[str]:
+    """The elements of lists that are not inside an element themselves: a model's blocks."""
+    found: list[str] = []
+    for name, module in named.items():
+        parent = named.get(name.rpartition(".")[0]) if name else None
+        in_list = isinstance(parent, nn.ModuleList | nn.Sequential)
+        inside = any(name.startswith(f"{other}.") for other in found)
+        if in_list and not inside and any(True for _ in module.parameters()):
+            found.append(name)
+    return found
+
+
+def _owners(named: dict[str, nn.Module], chosen: list[str]) -> dict[str, str]:
+    """For each module the nearest unit around it."""
+    out: dict[str, str] = {}
+    units = set(chosen)
+    for name in named:
+        at = name
+        while at and at not in units:
+            at = at.rpartition(".")[0]
+        out[name] = at
+    return out
+
+
+def device_of(choices: Iterable[Choice]) -> torch.device:
+    """The one device that all parameters are on."""
+    found: dict[torch.device, str] = {}
+    for choice in choices:
+        for member in choice.members:
+            found.setdefault(member.parameter.device, member.name)
+    if len(found) > 1:
+        places = ", ".join(f"{name} on {device}" for device, name in found.items())
+        raise InputError(f"the parameters are on several devices: {places}; move the model to one")
+    if not found:
+        raise InputError("the model has no parameters to shard")
+    return next(iter(found))

@@ -1,0 +1,134 @@
+#include <tenure/shard/flat.h>
+
+#include <tenure/core/error.h>
+#include <tenure/core/names.h>
+#include <tenure/core/text.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace tenure::shard {
+namespace {
+
+constexpr uint64_t kAlignment = 64;  // bytes
+constexpr std::chrono::minutes kSetUp{30};
+
+Layout layout_of(const std::vector<at::Tensor>& values, uint32_t ranks, c10::ScalarType gathered) {
+  std::vector<uint64_t> sizes;
+  for (const auto& value : values) {
+    sizes.push_back(static_cast<uint64_t>(value.numel()));
+  }
+  const auto smaller = std::min(values.front().element_size(),
+                                static_cast<int64_t>(c10::elementSize(gathered)));
+  return lay_out(sizes, ranks, kAlignment / static_cast<uint64_t>(smaller));
+}
+
+at::Tensor part(const at::Tensor& tensor, Range range) {
+  return tensor.narrow(0, static_cast<int64_t>(range.begin), static_cast<int64_t>(range.size));
+}
+
+// "layers.3: weight, bias", as long as it may be.
+std::string owner_name(const std::string& unit, const std::vector<std::string>& names) {
+  constexpr size_t kNamed = 6;
+  auto out = unit;
+  for (size_t i = 0; i < std::min(names.size(), kNamed); ++i) {
+    out += text(i == 0 ? ": " : ", ", names[i]);
+  }
+  if (names.size() > kNamed) {
+    out += text(" and ", names.size() - kNamed, " more");
+  }
+  return out;
+}
+
+}  // namespace
+
+Flat::Flat(const std::string& unit, const std::vector<std::string>& names,
+           const std::vector<at::Tensor>& values, c10::ScalarType gathered,
+           Collectives& collectives)
+    : names_(names),
+      layout_(layout_of(values, collectives.ranks(), gathered)),
+      rank_(collectives.rank()) {
+  const at::NoGradGuard no_grad;
+  const auto size = static_cast<int64_t>(layout_.size);
+  const auto options = values.front().options().requires_grad(false);
+  // Padding is zero for ever: it is gathered and reduced along with the rest.
+  auto all = at::zeros({size}, options);
+  for (size_t i = 0; i < values.size(); ++i) {
+    shapes_.emplace_back(values[i].sizes().vec());
+    part(all, layout_.parameters[i]).copy_(values[i].reshape({-1}));
+  }
+  collectives.broadcast(all).wait(kSetUp, text("sharing the values of unit '", unit, "'"));
+
+  const auto owner = intern_owner(OwnerKind::parameter, fitting(owner_name(unit, names)));
+  piece_ = Alias(part(all, layout_.shard(rank_)).clone(), owner);
+  if (all.scalar_type() != gathered) {
+    all = at::empty({size}, options.dtype(gathered));
+  }
+  whole_ = Alias(all, owner);
+  release_storage(all, {"shard", "set-up"});
+}
+
+uint64_t Flat::gathered_bytes() const { return layout_.size * c10::elementSize(whole_.type()); }
+uint64_t Flat::piece_bytes() const {
+  return layout_.shard_size() * c10::elementSize(piece_.type());
+}
+
+std::vector<at::Tensor> Flat::parameters() {
+  std::vector<at::Tensor> out;
+  for (size_t i = 0; i < names_.size(); ++i) {
+    // Each from a tensor of its own, for views of one tensor would share a version counter.
+    out.push_back(part(whole(), layout_.parameters[i]).view(shapes_[i]));
+    versions_.push_back(out.back().unsafeGetTensorImpl()->version_counter());
+  }
+  gathered_at_.resize(versions_.size());
+  return out;
+}
+
+at::Tensor Flat::piece_of(size_t index) const {
+  const auto held = layout_.held(index, rank_);
+  if (held.size == 0) {
+    return part(piece(), {0, 0});
+  }
+  const auto begin = layout_.parameters[index].begin + held.begin - layout_.shard(rank_).begin;
+  return part(piece(), {begin, held.size});
+}
+
+Pending Flat::gather(Collectives& collectives) {
+  const at::NoGradGuard no_grad;
+  const auto all = whole();
+  refill_storage(all);
+  for (size_t i = 0; i < versions_.size(); ++i) {
+    gathered_at_[i] = versions_[i].current_version();
+  }
+  try {
+    return collectives.gather(all, piece().to(whole_.type()));
+  } catch (...) {
+    release_storage(all, {"shard", "a gather that failed"});
+    throw;
+  }
+}
+
+std::string Flat::written() const {
+  for (size_t i = 0; i < versions_.size(); ++i) {
+    if (versions_[i].current_version() != gathered_at_[i]) {
+      return names_[i];
+    }
+  }
+  return {};
+}
+
+void Flat::release(const Releaser& by, const Fence& fence) {
+  const auto name = written();
+  release_storage(whole(), by, fence);
+  if (!name.empty()) {
+    throw MutationError(text("parameter '", name, "' was written to while it was gathered, in ",
+                             by.site, ": the write is lost, for each rank keeps its own piece; "
+                             "write to the pieces that model.parameters() gives"));
+  }
+}
+
+}  // namespace tenure::shard

@@ -1,0 +1,61 @@
+// Flat: parameters of one unit that share a dtype, in one storage. This rank's piece is always
+// there; the whole is there between gather and release. See Note [One flat buffer]. The tensors
+// that it hands out are aliases: whoever keeps one keeps the storage's identity, not its memory.
+// One thread at a time.
+#pragma once
+
+#include <tenure/core/release.h>
+#include <tenure/shard/alias.h>
+#include <tenure/shard/collectives.h>
+#include <tenure/shard/layout.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tenure::shard {
+
+class Flat {
+ public:
+  // Takes over the values, which have one dtype and device, and on every rank those of rank 0.
+  // Gathered, the parameters have the dtype `gathered`.
+  Flat(const std::string& unit, const std::vector<std::string>& names,
+       const std::vector<at::Tensor>& values, c10::ScalarType gathered, Collectives& collectives);
+
+  const Layout& layout() const { return layout_; }
+  const std::vector<std::string>& names() const { return names_; }
+  uint64_t gathered_bytes() const;
+  uint64_t piece_bytes() const;
+
+  // All of the storage that is gathered and released.
+  at::Tensor whole() const { return whole_.tensor(); }
+  // The parameters in their true shapes, views of the whole. REQUIRES: called once.
+  std::vector<at::Tensor> parameters();
+  // This rank's piece of all, and of one parameter: one dimension, perhaps no element.
+  at::Tensor piece() const { return piece_.tensor(); }
+  at::Tensor piece_of(size_t index) const;
+
+  // Memory for the whole, and every rank's piece into it. If the collective cannot be started the
+  // memory is given back.
+  Pending gather(Collectives& collectives);
+  // Throws MutationError, once it is released, if a parameter was written to since the gather.
+  // Writes through `.data` are not seen: no version counter sees them.
+  void release(const Releaser& by, const Fence& fence);
+
+ private:
+  std::string written() const;
+
+  std::vector<std::string> names_;
+  std::vector<std::vector<int64_t>> shapes_;
+  Layout layout_;
+  uint32_t rank_;
+  Alias whole_;
+  Alias piece_;
+  std::vector<c10::VariableVersion> versions_;  // of the parameters that were handed out
+  std::vector<uint32_t> gathered_at_;           // what they said when the whole was gathered
+};
+
+}  // namespace tenure::shard
