@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from tenure import _C
+if TYPE_CHECKING:
+    from tenure.sharding.sharded import Sharded
 
-__all__ = ["Call", "Unit"]
+__all__ = ["Unit", "current_backward"]
+
+
+def current_backward() -> int:
+    """A number for the backward that this thread works for; -1: none."""
+    number: int = torch._C._current_graph_task_id()
+    return number
 
 
 def _needing_grad(tree: object) -> Iterator[torch.Tensor]:
@@ -21,20 +27,23 @@ def _needing_grad(tree: object) -> Iterator[torch.Tensor]:
             yield leaf
 
 
-class Call:
+class _Call:
     """One forward of a unit that a backward may follow.
 
-    Its inputs tell when the backward through it is over: what produced them runs after all that
-    read them.
+    Its outputs tell when that begins. Its inputs tell when it is over: what made them runs after
+    all that has read them.
     """
 
-    __slots__ = ("__weakref__", "crossed", "entered", "inputs", "unit")
+    __slots__ = ("crossed", "entered", "inputs", "unit")
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
         self.inputs = 0
-        self.crossed = 0
+        self.start_over()
+
+    def start_over(self) -> None:
         self.entered = False
+        self.crossed = 0
 
     def watch_inputs(self, tree: object) -> None:
         for tensor in _needing_grad(tree):
@@ -54,126 +63,121 @@ class Call:
             self.unit.enter_backward(self)
 
     def _cross(self, _gradients: Any) -> None:
-        self.crossed += 1
-        if self.entered and self.crossed == self.inputs:
-            self.unit.left_by(self)
+        if self.entered:
+            self.crossed += 1
+            self.unit.check()
+
+
+class _Frame:
+    """What a forward that has begun must undo, however it ends."""
+
+    def __init__(self) -> None:
+        self.entered: list[Unit] = []
+        self.call: _Call | None = None
 
 
 class Unit:
-    """A module whose parameters are gathered while it is used."""
+    """A module whose parameters are gathered while it is used.
 
-    def __init__(self, number: int, name: str, model: Any, flats: list[list[nn.Parameter]]) -> None:
+    Note [The last use in backward]
+    Two things must have happened before nothing of a backward reads a unit any more: it has passed
+    the inputs of all calls that it has entered, so that gradients of inputs are done, which read
+    weights; and all gradients of the unit's own parameters have come, which may read weights too
+    (those of a normalised weight do). A parameter that has no part in this backward never gets one:
+    then the end of the whole backward is the last use.
+    """
+
+    def __init__(self, number: int, model: Sharded, flats: list[list[nn.Parameter]]) -> None:
         self.number = number
-        self.name = name
+        self.needs: list[Unit] = []  # others that own a parameter that is used here
         self._model = model
-        self._sharder: _C.Sharder = model.sharder
-        self.flats = flats  # gathered, in their true shapes
-        self.needs: list[Unit] = []
-        self._under_way: set[Call] = set()
-        self._arrived = 0
-        for index, parameters in enumerate(flats):
+        self._flats = flats  # gathered parameters, in their true shapes
+        self._frames: list[_Frame] = []
+        self._calls: list[_Call] = []  # through which a backward runs
+        self._backward = -1  # which
+        self._came = 0  # gradients of parameters
+        for parameters in flats:
             for parameter in parameters:
-                parameter.register_post_accumulate_grad_hook(
-                    functools.partial(self._gradient_came, index)
-                )
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(self._gradient_came)
 
     def install(self, module: nn.Module) -> None:
-        self._calls: list[Call | None] = []
         module.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
         module.register_forward_hook(self._after, with_kwargs=True, always_call=True)
 
     # Forward.
 
     def _before(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._model.begin(self)
-        for other in self.needs:
-            other.enter("forward")
-        self.enter("forward")
-        call = Call(self) if torch.is_grad_enabled() else None
-        if call is not None:
-            call.watch_inputs((args, kwargs))
-        self._calls.append(call)
+        frame = _Frame()
+        self._frames.append(frame)
+        self._model.begin()
+        for unit in (*self.needs, self):
+            self._model.sharder.enter(unit.number, "forward")
+            frame.entered.append(unit)
+        if torch.is_grad_enabled():
+            frame.call = _Call(self)
+            frame.call.watch_inputs((args, kwargs))
 
     def _after(self, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-        if not self._calls:
-            return  # the hook before it raised
-        call = self._calls.pop()
-        if call is not None:
-            call.watch_outputs(output)
-        self.leave("forward")
-        for other in self.needs:
-            other.leave("forward")
-        self._model.end(self)
-
-    def enter(self, phase: str) -> None:
-        self._sharder.enter(self.number, phase)
-
-    def leave(self, phase: str) -> None:
-        self._sharder.leave(self.number, phase)
+        frame = self._frames.pop()
+        if frame.call is not None:
+            frame.call.watch_outputs(output)
+        for unit in reversed(frame.entered):
+            self._model.sharder.leave(unit.number, "forward")
+        self._model.end()
 
     # Backward.
 
-    def enter_backward(self, call: Call) -> None:
-        self._model.backward_began()
-        if not self._under_way:
-            for other in self.needs:
-                other.enter("backward")
-            self.enter("backward")
-        self._under_way.add(call)
+    def enter_backward(self, call: _Call) -> None:
+        self._model.backward_runs()
+        if not self._calls:
+            self._backward = current_backward()
+            for unit in (*self.needs, self):
+                self._model.sharder.enter(unit.number, "backward")
+        self._calls.append(call)
 
-    def left_by(self, call: Call) -> None:
-        """The backward through one call has passed its inputs."""
-        self._under_way.discard(call)
-        if not self._under_way and self._complete():
+    def _gradient_came(self, _parameter: torch.Tensor) -> None:
+        self._model.backward_runs()
+        self._came += 1
+        self.check()
+
+    def check(self) -> None:
+        """Ends the use in backward, if it was the last one."""
+        expected = sum(p.requires_grad for parameters in self._flats for p in parameters)
+        crossed = all(call.crossed >= call.inputs for call in self._calls)
+        if self._calls and crossed and self._came >= expected:
             self._finish()
-        elif not self._under_way:
-            self._under_way.add(call)  # gradients are still to come
 
-    def _expected(self) -> int:
-        return sum(p.requires_grad for parameters in self.flats for p in parameters)
-
-    def _complete(self) -> bool:
-        return self._arrived >= self._expected()
-
-    def _gradient_came(self, _flat: int, _parameter: torch.Tensor) -> None:
-        self._arrived += 1
-        crossed = all(call.inputs and call.crossed == call.inputs for call in self._under_way)
-        if self._complete() and crossed:
+    def end_backward(self, number: int) -> None:
+        """That backward is over, whatever it has left out here."""
+        if (self._calls and self._backward == number) or (not self._calls and self._came):
             self._finish()
 
     def _finish(self) -> None:
-        """Nothing of this backward reads the unit any more."""
-        if self._under_way:
-            self._under_way.clear()
-        self.leave_backward()
+        calls, self._calls = self._calls, []
+        self._came = 0
+        if calls:
+            for unit in reversed((*self.needs, self)):
+                self._model.sharder.leave(unit.number, "backward")
+        for call in calls:
+            call.start_over()  # a retained graph may be gone through again
+        self._add_up()
 
-    def leave_backward(self) -> None:
-        self.leave("backward")
-        for other in self.needs:
-            other.leave("backward")
-        self._reduce()
-
-    def end_backward(self) -> None:
-        """The whole backward is over, whatever it left out here."""
-        if self._under_way:
-            self._finish()
-        elif self._arrived:
-            self._reduce()
-
-    def forget(self) -> None:
-        """A pass was given up."""
-        self._under_way.clear()
-        self._calls.clear()
-        self._arrived = 0
-
-    def _reduce(self) -> None:
-        self._arrived = 0
+    def _add_up(self) -> None:
         if not self._model.adds_up:
             return
-        for index, parameters in enumerate(self.flats):
+        for index, parameters in enumerate(self._flats):
             gradients = [parameter.grad for parameter in parameters]
-            if all(gradient is None for gradient in gradients):
-                continue
-            self._model.take(self._sharder.reduce(self.number, index, gradients))
-            for parameter in parameters:
-                parameter.grad = None
+            if any(gradient is not None for gradient in gradients):
+                self._model.take(self._model.sharder.reduce(self.number, index, gradients))
+                for parameter in parameters:
+                    parameter.grad = None
+
+    def forget(self) -> None:
+        """A pass was given up: an exception has ended its backward."""
+        self._calls.clear()
+        self._came = 0
+        if self._model.adds_up:
+            for parameters in self._flats:
+                for parameter in parameters:
+                    parameter.grad = None

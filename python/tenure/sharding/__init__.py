@@ -1,0 +1,96 @@
+"""ZeRO-3: each rank keeps a piece of the parameters, and gathers the rest while it is used."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from tenure import _C
+from tenure.errors import InputError
+from tenure.sharding.choosing import Units, choose, device_of
+from tenure.sharding.sharded import Sharded
+
+__all__ = ["Sharded", "shard"]
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def shard(
+    model: Model,
+    group: dist.ProcessGroup | DeviceMesh | None = None,
+    *,
+    units: Units = None,
+    reshard_after_forward: bool = True,
+    prefetch: int = 1,
+    prefetch_bytes: int | None = None,
+    param_dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
+    timeout: float = 300.0,
+) -> Model:
+    """Shards the parameters of a model over a group, in place.
+
+    Afterwards `model.parameters()` gives this rank's pieces, for any optimizer; the modules see
+    their parameters whole while they run. Every rank gets the values of the group's first.
+
+    Args:
+        model: Any module; the same one is returned, with `model.tenure` for statistics.
+        group: The ranks, the default group if left out; or a DeviceMesh of one dimension.
+        units: What is gathered and released as one: classes of modules, names of modules, or a
+            function of name and module. Left out: the elements of the model's lists.
+        reshard_after_forward: Whether a unit is released after forward and gathered again for
+            backward.
+        prefetch: How many units are gathered ahead.
+        prefetch_bytes: Gathered ahead only while all that is gathered is less than this.
+        param_dtype: What parameters are gathered and computed in; left out: as they are.
+        reduce_dtype: What gradients are added up in; left out: as they are.
+        timeout: Seconds after which a collective has failed.
+
+    Raises:
+        InputError: The model cannot be sharded so; it is as it was.
+    """
+    if not dist.is_initialized():
+        raise InputError("there is no process group: call torch.distributed.init_process_group()")
+    if any("tenure" in module.__dict__ for module in model.modules()):
+        raise InputError("the model is sharded already, or a part of it is")
+    ranks = _group_of(group)
+    choices = choose(model, units)
+    device_of(choices)
+    _check(choices)
+    sharder = _C.Sharder(
+        ranks,
+        param_dtype,
+        reduce_dtype,
+        not reshard_after_forward,
+        prefetch,
+        prefetch_bytes,
+        timeout,
+    )
+    model.__dict__["tenure"] = Sharded(choices, sharder, ranks)
+    return model
+
+
+def _group_of(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise InputError(f"a DeviceMesh of one dimension shards; this one has {group.ndim}")
+        return group.get_group()
+    found = group if group is not None else dist.group.WORLD
+    if not isinstance(found, dist.ProcessGroup):
+        raise InputError("this rank is not in the group")
+    return found
+
+
+def _check(choices: list) -> None:
+    from torch.distributed.tensor import DTensor
+
+    for choice in choices:
+        for member in choice.members:
+            parameter = member.parameter
+            if isinstance(parameter, DTensor):
+                raise InputError(f"{member.name} is a DTensor: tensor parallel comes later")
+            if parameter.is_meta:
+                raise InputError(f"{member.name} is on the meta device: give it values first")

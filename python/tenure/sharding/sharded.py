@@ -1,0 +1,144 @@
+"""A model whose parameters are sharded: what `model.tenure` is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from tenure import _C
+from tenure.sharding.choosing import Choice, Member
+from tenure.sharding.gradients import Piece
+from tenure.sharding.passing import Unit, current_backward
+
+__all__ = ["Sharded"]
+
+
+class Sharded:
+    """The units of a model on this rank."""
+
+    def __init__(
+        self, choices: list[Choice], sharder: _C.Sharder, group: dist.ProcessGroup
+    ) -> None:
+        self.sharder = sharder
+        self.adds_up = True
+        self._group = group
+        self._depth = 0
+        self._backwards: set[int] = set()
+        self._pieces: list[list[list[nn.Parameter]]] = []  # by unit and flat
+        made = [self._make(choice) for choice in choices]
+        self._units = made
+        for unit, choice in zip(made, choices, strict=True):
+            unit.needs = [made[number] for number in sorted(choice.needs)]
+            unit.install(choice.module)
+
+    def _make(self, choice: Choice) -> Unit:
+        groups = _alike(choice.members)
+        number = self.sharder.add(
+            choice.name,
+            [[member.name for member in group] for group in groups],
+            [[member.parameter.detach() for member in group] for group in groups],
+        )
+        whole, pieces = [], []
+        for index, group in enumerate(groups):
+            found = zip(
+                group,
+                self.sharder.parameters(number, index),
+                self.sharder.pieces(number, index),
+                strict=True,
+            )
+            both = [_replace(*member) for member in found]
+            whole.append([gathered for gathered, _ in both])
+            pieces.append([piece for _, piece in both])
+        self._pieces.append(pieces)
+        return Unit(number, self, whole)
+
+    def stats(self) -> _C.ShardStats:
+        """What sharding did, in the pass before this one and ever."""
+        return self.sharder.stats()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards in here keep whole gradients; the first one after adds them all up."""
+        before, self.adds_up = self.adds_up, False
+        try:
+            yield
+        finally:
+            self.adds_up = before
+
+    # Called by units.
+
+    def begin(self) -> None:
+        """A module is entered; the outermost one begins a pass, unless backward computes it anew."""
+        if self._depth == 0 and current_backward() == -1:
+            self._backwards.clear()
+            for unit in self._units:
+                unit.forget()
+            self.sharder.begin_pass()
+        self._depth += 1
+
+    def end(self) -> None:
+        self._depth -= 1
+
+    def backward_runs(self) -> None:
+        number = current_backward()
+        if number not in self._backwards:
+            self._backwards.add(number)
+            torch.autograd.Variable._execution_engine.queue_callback(
+                lambda: self._backward_ended(number)
+            )
+
+    def _backward_ended(self, number: int) -> None:
+        self._backwards.discard(number)
+        for unit in self._units:
+            unit.end_backward(number)
+        self.take(self.sharder.reduced())
+
+    def take(self, reduced: _C.Reduced | None) -> None:
+        """The mean over ranks is the pieces' gradient."""
+        if reduced is None:
+            return
+        for piece in self._pieces[reduced.unit][reduced.flat]:
+            if not piece.requires_grad:
+                continue
+            mean = reduced.mean.narrow(0, piece.storage_offset(), piece.numel())
+            if piece.grad is None:
+                piece.grad = Piece.of(mean, self._group)
+            else:
+                piece.grad.add_(mean)
+
+
+def _alike(members: list[Member]) -> list[list[Member]]:
+    """Those that one collective may move: frozen ones apart, for they have no gradients."""
+    groups: dict[tuple[torch.dtype, bool], list[Member]] = {}
+    for member in members:
+        parameter = member.parameter
+        groups.setdefault((parameter.dtype, parameter.requires_grad), []).append(member)
+    return list(groups.values())
+
+
+def _replace(
+    member: Member, gathered: torch.Tensor, piece: torch.Tensor
+) -> tuple[nn.Parameter, nn.Parameter]:
+    """The module's attribute is the whole parameter, and what `parameters()` gives is the piece."""
+    old = member.parameter
+    whole = nn.Parameter(gathered, requires_grad=old.requires_grad)
+    kept = nn.Parameter(piece, requires_grad=old.requires_grad)
+    for new in (whole, kept):
+        new.__dict__.update(old.__dict__)
+    for home in member.homes:
+        home.module._parameters[home.name] = kept
+        home.module.__dict__[home.name] = whole
+    for home in member.homes:
+        if isinstance(home.module, nn.RNNBase):
+            _refresh(home.module)
+    return whole, kept
+
+
+def _refresh(module: Any) -> None:
+    """A recurrent module lists its weights apart."""
+    module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
