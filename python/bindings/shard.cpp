@@ -6,6 +6,7 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 namespace py = pybind11;
 namespace shard = tenure::shard;
@@ -19,7 +20,8 @@ shard::Phase phase_named(const std::string& name) {
   return name == "forward" ? shard::Phase::forward : shard::Phase::backward;
 }
 
-std::unique_ptr<shard::Sharder> make(const Group& group, std::optional<at::ScalarType> gathered,
+std::unique_ptr<shard::Sharder> make(const Group& group, const Group& side,
+                                     const c10::intrusive_ptr<c10d::Store>& store, std::optional<at::ScalarType> gathered,
                                      std::optional<at::ScalarType> reduced, bool keep,
                                      uint32_t prefetch, std::optional<uint64_t> prefetch_bytes,
                                      double timeout) {
@@ -30,7 +32,8 @@ std::unique_ptr<shard::Sharder> make(const Group& group, std::optional<at::Scala
   options.prefetch = prefetch;
   options.prefetch_bytes = prefetch_bytes.value_or(options.prefetch_bytes);
   options.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout * 1e3));
-  return std::make_unique<shard::Sharder>(shard::Collectives(group), options);
+  return std::make_unique<shard::Sharder>(
+      shard::Collectives(group), shard::Agreement(side, store, options.timeout), options);
 }
 
 void bind_stats(py::module_& m) {
@@ -40,6 +43,7 @@ void bind_stats(py::module_& m) {
       .def_readonly("gathers", &shard::UnitStats::gathers)
       .def_readonly("ahead", &shard::UnitStats::ahead)
       .def_readonly("waited_seconds", &shard::UnitStats::waited)
+      .def_readonly("moving_seconds", &shard::UnitStats::moving)
       .def_readonly("lag_seconds", &shard::UnitStats::lag);
   py::class_<shard::Stats>(m, "ShardStats")
       .def_readonly("passes", &shard::Stats::passes)
@@ -61,9 +65,10 @@ void bind_shard(py::module_& m) {
   py::class_<shard::Reduced>(m, "Reduced")
       .def_readonly("unit", &shard::Reduced::unit)
       .def_readonly("flat", &shard::Reduced::flat)
-      .def_readonly("mean", &shard::Reduced::mean);
+      .def_readonly("mean", &shard::Reduced::mean)
+      .def_readonly("came", &shard::Reduced::came);
   py::class_<shard::Sharder>(m, "Sharder")
-      .def(py::init(&make), py::arg("group"), py::arg("gathered"), py::arg("reduced"),
+      .def(py::init(&make), py::arg("group"), py::arg("side"), py::arg("store"), py::arg("gathered"), py::arg("reduced"),
            py::arg("keep"), py::arg("prefetch"), py::arg("prefetch_bytes"), py::arg("timeout"))
       .def("add", &shard::Sharder::add, py::arg("name"), py::arg("names"), py::arg("values"),
            NoGil())
@@ -97,9 +102,24 @@ void bind_shard(py::module_& m) {
             self.leave(unit, phase_named(phase));
           },
           py::arg("unit"), py::arg("phase"), NoGil())
-      .def("reduce", &shard::Sharder::reduce, py::arg("unit"), py::arg("flat"),
-           py::arg("gradients"), NoGil())
-      .def("reduced", &shard::Sharder::reduced, NoGil())
+      .def("touch", &shard::Sharder::touch, py::arg("unit"), NoGil())
+      .def("take", &shard::Sharder::take, py::arg("unit"), py::arg("flat"), py::arg("parameter"),
+           py::arg("gradient"), NoGil())
+      .def("reduce", &shard::Sharder::reduce, py::arg("unit"), NoGil())
+      .def("drop_gradients", &shard::Sharder::drop_gradients, NoGil())
+      .def("end_backward", &shard::Sharder::end_backward, NoGil())
+      .def(
+          "join",
+          [](shard::Sharder& self, uint32_t unit, uint32_t flat,
+             const std::vector<std::optional<at::Tensor>>& pieces) {
+            std::vector<at::Tensor> given;
+            for (const auto& piece : pieces) {
+              given.push_back(piece.value_or(at::Tensor()));
+            }
+            const py::gil_scoped_release no_gil;
+            return self.join(unit, flat, given);
+          },
+          py::arg("unit"), py::arg("flat"), py::arg("pieces"))
       .def("is_ready", &shard::Sharder::is_ready, py::arg("unit"))
       .def("stats", &shard::Sharder::stats);
 }

@@ -24,6 +24,7 @@ from tenure._paths import cmake_prefix_path
 
 __all__ = [
     "BudgetError",
+    "CollectiveError",
     "Census",
     "Explanation",
     "Fence",
@@ -64,6 +65,8 @@ __all__ = [
     "release",
     "sample",
     "scope",
+    "shard",
+    "sharding",
     "step",
     "steps",
     "watch",
@@ -72,10 +75,11 @@ __all__ = [
 # At once and not when first used: a process may fork while another thread imports. The command
 # line takes what it needs from the modules themselves, for torch takes seconds to import.
 if TYPE_CHECKING or not is_command():
-    from tenure import integrations
+    from tenure import integrations, sharding
     from tenure.clock import on_step, step, steps
     from tenure.errors import (
         BudgetError,
+        CollectiveError,
         InputError,
         LeaseError,
         MutationError,
@@ -94,6 +98,7 @@ if TYPE_CHECKING or not is_command():
     from tenure.offload import Offload, OffloadStats
     from tenure.samples import Sample, refresh_samples, sample
     from tenure.scopes import Scope, scope
+    from tenure.sharding import shard
     from tenure.storages import (
         Fence,
         StorageRef,

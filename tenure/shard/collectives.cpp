@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,22 @@ Work reduce_scatter_single(Group& group, at::Tensor& piece, at::Tensor& whole) {
   }
 }
 
+class Done : public Fence::Point {
+ public:
+  explicit Done(Work work) : work_(std::move(work)) {}
+  bool ready() const override { return work_->isCompleted(); }
+  void wait_on_host() const override {
+    try {
+      work_->wait();
+    } catch (const std::exception&) {  // failed is done too
+    }
+  }
+  void wait_on(const c10::Stream& /*stream*/) const override { wait_on_host(); }
+
+ private:
+  Work work_;
+};
+
 }  // namespace
 
 Pending::Pending() = default;
@@ -42,17 +59,22 @@ Pending::Pending(Pending&&) noexcept = default;
 Pending& Pending::operator=(Pending&&) noexcept = default;
 Pending::~Pending() = default;
 
-void Pending::wait(std::chrono::milliseconds timeout, const std::string& what) {
-  const auto work = std::exchange(work_, {});
-  if (!work) {
+void Pending::wait(std::chrono::milliseconds timeout, const std::string& what) const {
+  if (!work_) {
     return;
   }
   try {
-    work->wait(timeout);
+    work_->wait(timeout);
   } catch (const std::exception& error) {
     const std::string_view said = error.what();
     throw CollectiveError(text(what, " failed: ", said.substr(0, said.find('\n'))));
   }
+}
+
+Fence Pending::done() const { return work_ ? Fence(std::make_shared<Done>(work_)) : Fence(); }
+
+Pending gather_into(c10d::ProcessGroup& group, at::Tensor whole, at::Tensor piece) {
+  return Pending(gather_single(group, whole, piece));
 }
 
 Collectives::Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group)
@@ -68,7 +90,7 @@ Pending Collectives::gather(at::Tensor whole, at::Tensor piece) {
     whole.copy_(piece);
     return {};
   }
-  return Pending(gather_single(*group_, whole, piece));
+  return gather_into(*group_, std::move(whole), std::move(piece));
 }
 
 Pending Collectives::reduce(at::Tensor whole, at::Tensor& sum) {

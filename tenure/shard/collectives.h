@@ -3,6 +3,8 @@
 // One thread at a time, and the same calls in the same order on every rank.
 #pragma once
 
+#include <tenure/core/fence.h>
+
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
@@ -31,11 +33,16 @@ class Pending {
   ~Pending();
 
   // Throws CollectiveError, which says what `what` was, if it fails or takes longer than `timeout`.
-  void wait(std::chrono::milliseconds timeout, const std::string& what);
+  void wait(std::chrono::milliseconds timeout, const std::string& what) const;
+  // Ready when the backend has done with its tensors, also if it has failed.
+  Fence done() const;
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;
 };
+
+// Every rank's `piece`, one after the other, into `whole`.
+Pending gather_into(c10d::ProcessGroup& group, at::Tensor whole, at::Tensor piece);
 
 class Collectives {
  public:
@@ -49,7 +56,6 @@ class Collectives {
   uint32_t rank() const { return rank_; }
   uint32_t ranks() const { return ranks_; }
 
-  // Every rank's `piece`, one after the other, into `whole`.
   Pending gather(at::Tensor whole, at::Tensor piece);
   // The sum over ranks of this rank's piece of `whole`; what is in `whole` afterwards is undefined.
   // The result is a view of `whole` or a tensor of its own, to be read once the collective is done.

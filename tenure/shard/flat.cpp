@@ -88,13 +88,36 @@ std::vector<at::Tensor> Flat::parameters() {
   return out;
 }
 
-at::Tensor Flat::piece_of(size_t index) const {
+// Where a parameter lies in this rank's piece.
+Range Flat::in_piece(size_t index) const {
   const auto held = layout_.held(index, rank_);
   if (held.size == 0) {
-    return part(piece(), {0, 0});
+    return {};
   }
-  const auto begin = layout_.parameters[index].begin + held.begin - layout_.shard(rank_).begin;
-  return part(piece(), {begin, held.size});
+  return {layout_.parameters[index].begin + held.begin - layout_.shard(rank_).begin, held.size};
+}
+
+at::Tensor Flat::piece_of(size_t index) const { return part(piece(), in_piece(index)); }
+
+std::vector<at::Tensor> Flat::join(const std::vector<at::Tensor>& pieces,
+                                   const Gather& gather) const {
+  const auto found = std::ranges::find_if(pieces, &at::Tensor::defined);
+  if (pieces.size() != names_.size() || found == pieces.end()) {
+    throw InputError("joining needs a piece for each parameter");
+  }
+  const auto own = at::zeros({static_cast<int64_t>(layout_.shard_size())}, found->options());
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].defined()) {
+      part(own, in_piece(i)).copy_(pieces[i]);
+    }
+  }
+  const auto whole = at::empty({static_cast<int64_t>(layout_.size)}, found->options());
+  gather(whole, own);
+  std::vector<at::Tensor> out;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    out.push_back(part(whole, layout_.parameters[i]).view(shapes_[i]).clone());
+  }
+  return out;
 }
 
 Pending Flat::gather(Collectives& collectives) {
@@ -121,9 +144,13 @@ std::string Flat::written() const {
   return {};
 }
 
-void Flat::release(const Releaser& by, const Fence& fence) {
+void Flat::abandon(const Fence& done) {
+  release_storage(whole(), {"shard", "a gather that failed"}, done);
+}
+
+void Flat::release(const Releaser& by) {
   const auto name = written();
-  release_storage(whole(), by, fence);
+  release_storage(whole(), by);
   if (!name.empty()) {
     throw MutationError(text("parameter '", name, "' was written to while it was gathered, in ",
                              by.site, ": the write is lost, for each rank keeps its own piece; "

@@ -13,6 +13,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -38,15 +39,22 @@ class Flat {
   at::Tensor piece() const { return piece_.tensor(); }
   at::Tensor piece_of(size_t index) const;
 
+  // Whole tensors from pieces of the parameters, gathered into memory of their own.
+  using Gather = std::function<void(const at::Tensor& whole, const at::Tensor& piece)>;
+  std::vector<at::Tensor> join(const std::vector<at::Tensor>& pieces, const Gather& gather) const;
+
   // Memory for the whole, and every rank's piece into it. If the collective cannot be started the
   // memory is given back.
   Pending gather(Collectives& collectives);
   // Throws MutationError, once it is released, if a parameter was written to since the gather.
   // Writes through `.data` are not seen: no version counter sees them.
-  void release(const Releaser& by, const Fence& fence);
+  void release(const Releaser& by);
+  // After a gather that failed; the memory goes once the backend does not write to it any more.
+  void abandon(const Fence& done);
 
  private:
   std::string written() const;
+  Range in_piece(size_t index) const;
 
   std::vector<std::string> names_;
   std::vector<std::vector<int64_t>> shapes_;

@@ -1,37 +1,60 @@
 #include <tenure/shard/order.h>
 
-#include <algorithm>
-#include <utility>
-
 namespace tenure::shard {
 
-void Order::use(Use use) {
-  const auto at = current_.size();
-  following_ = following_ && at < known_.size() && known_[at] == use;
-  if (at == kLongest) {
+std::string_view name_of(Phase phase) {
+  switch (phase) {
+    case Phase::forward:
+      return "forward";
+    case Phase::backward:
+      return "backward";
+    case Phase::reduce:
+      return "the sum of its gradients";
+    case Phase::end:
+      return "the end of backward";
+  }
+  return "";
+}
+
+bool Order::use(Use use) {
+  if (current_.size() == kLongest) {
     end_pass();
     following_ = false;
   }
+  const auto at = current_.size();
+  if (following_ && (at >= known_.size() || known_[at] != use)) {
+    following_ = false;
+    instead_ = at < known_.size() ? std::optional(known_[at]) : std::nullopt;
+  }
   current_.push_back(use);
+  return following_ && !(at == 0 && changed_);
 }
 
 void Order::end_pass() {
-  const bool same = following_ && current_.size() == known_.size();
-  if (!same && !current_.empty()) {
+  if (current_.empty()) {
+    return;
+  }
+  changed_ = !following_ || current_.size() != known_.size();
+  if (changed_) {
     changes_ += known_.empty() ? 0 : 1;
-    known_ = std::exchange(current_, {});
+    known_ = current_;
   }
   current_.clear();
-  following_ = !known_.empty();
+  following_ = true;
+  instead_.reset();
 }
 
-std::vector<Use> Order::ahead(size_t count) const {
-  if (!following_) {
-    return {};
+std::vector<uint32_t> Order::ahead(size_t count) const {
+  std::vector<uint32_t> out;
+  for (auto at = current_.size(); following_ && at < known_.size() && out.size() < count; ++at) {
+    if (known_[at].phase == Phase::end) {
+      break;
+    }
+    if (known_[at].phase != Phase::reduce) {
+      out.push_back(known_[at].unit);
+    }
   }
-  const auto begin = known_.begin() + static_cast<std::ptrdiff_t>(current_.size());
-  const auto left = static_cast<size_t>(known_.end() - begin);
-  return {begin, begin + static_cast<std::ptrdiff_t>(std::min(count, left))};
+  return out;
 }
 
 }  // namespace tenure::shard

@@ -6,47 +6,11 @@
 #include <tenure/core/ticks.h>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <utility>
 
 namespace tenure::shard {
-namespace {
-
-std::string_view name_of(Phase phase) {
-  return phase == Phase::forward ? "forward" : "backward";
-}
-
-at::Tensor part(const at::Tensor& tensor, uint64_t begin, uint64_t end) {
-  return tensor.narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(end - begin));
-}
-
-// Gradients where their parameters lie; zero where there is none.
-at::Tensor joined(const Layout& layout, const std::vector<at::Tensor>& gradients,
-                  std::optional<c10::ScalarType> type) {
-  const auto defined = [](const at::Tensor& gradient) { return gradient.defined(); };
-  const auto found = std::find_if(gradients.begin(), gradients.end(), defined);
-  if (found == gradients.end()) {
-    throw InputError("a unit without gradients has nothing to add up");
-  }
-  const auto options = found->options().dtype(type.value_or(found->scalar_type()));
-  auto all = at::empty({static_cast<int64_t>(layout.size)}, options);
-  uint64_t filled = 0;
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    const auto& range = layout.parameters[i];
-    if (!gradients[i].defined()) {
-      continue;
-    }
-    part(all, filled, range.begin).zero_();
-    part(all, range.begin, range.end()).view(gradients[i].sizes()).copy_(gradients[i]);
-    filled = range.end();
-  }
-  part(all, filled, layout.size).zero_();
-  return all;
-}
-
-}  // namespace
 
 uint64_t Sharder::Unit::bytes() const {
   uint64_t out = 0;
@@ -64,8 +28,10 @@ void Sharder::Unit::become(Life next) {
   life = next;
 }
 
-Sharder::Sharder(Collectives collectives, Options options)
-    : collectives_(std::move(collectives)), options_(options) {}
+Sharder::Sharder(Collectives collectives, Agreement agreement, Options options)
+    : collectives_(std::move(collectives)),
+      agreement_(std::move(agreement)),
+      options_(options) {}
 
 Sharder::~Sharder() = default;
 
@@ -79,28 +45,62 @@ uint32_t Sharder::add(const std::string& name, const std::vector<std::vector<std
     const auto gathered = at::isFloatingType(own) ? options_.gathered.value_or(own) : own;
     unit.flats.emplace_back(name, names[i], values[i], gathered, collectives_);
   }
+  unit.gradients.resize(unit.flats.size());
   unit.stats.name = name;
   unit.stats.bytes = unit.bytes();
   units_.push_back(std::move(unit));
   return static_cast<uint32_t>(units_.size() - 1);
 }
 
-std::string Sharder::what(std::string_view verb, const Unit& unit, Phase phase) const {
-  return text(verb, " unit '", unit.name, "' for ", name_of(phase), " in pass ", passes_,
-              " on rank ", collectives_.rank(), " of ", collectives_.ranks());
+std::string Sharder::tell(const Use& use) const {
+  const auto name = use.unit < units_.size() ? units_[use.unit].name : std::string("?");
+  switch (use.phase) {
+    case Phase::forward:
+    case Phase::backward:
+      return text("gathering unit '", name, "' for ", name_of(use.phase));
+    case Phase::reduce:
+      return text("adding up gradients of unit '", name, "'");
+    case Phase::end:
+      return "at the end of backward";
+  }
+  return {};
+}
+
+std::string Sharder::tell(const Place& place) const {
+  return text(tell(place.use), " (use ", place.position, " of pass ", place.pass, ")");
+}
+
+void Sharder::agree(Use use) {
+  if (order_.use(use)) {
+    return;
+  }
+  auto own = tell(here(use));
+  if (const auto instead = order_.instead()) {
+    own += text(", after it went another way than the pass before, which was there ",
+                tell(*instead));
+  }
+  agreement_.require(here(use), own, [this](const Place& place) { return tell(place); });
+}
+
+void Sharder::wait(const Pending& pending, const Place& place) {
+  const auto what = tell(place);
+  try {
+    pending.wait(options_.timeout, text(what, " on rank ", collectives_.rank()));
+  } catch (const CollectiveError& error) {
+    throw CollectiveError(text(error.what(), "; ", agreement_.others(what)));
+  }
 }
 
 void Sharder::begin_pass() {
   const std::lock_guard lock(mutex_);
   order_.end_pass();
   ++passes_;
-  if (sum_) {
-    finish_sum();
-  }
-  for (auto& unit : units_) {
+  finish_sums();
+  for (uint32_t i = 0; i < units_.size(); ++i) {
+    auto& unit = units_[i];
     unit.users = 0;
     if (unit.life == Life::gathering) {
-      finish_gather(unit, Phase::forward);
+      finish_gather(unit, {i, Phase::forward});
     }
     if (unit.life == Life::ready) {
       release(unit, Phase::forward);
@@ -112,6 +112,7 @@ void Sharder::begin_pass() {
 
 void Sharder::start_gather(Unit& unit) {
   unit.become(Life::gathering);
+  unit.gather_began = ticks();
   gathered_bytes_ += unit.stats.bytes;
   try {
     for (auto& flat : unit.flats) {
@@ -126,11 +127,11 @@ void Sharder::start_gather(Unit& unit) {
   current_.peak_gathered = std::max(current_.peak_gathered, gathered_bytes_);
 }
 
-void Sharder::finish_gather(Unit& unit, Phase phase) {
+void Sharder::finish_gather(Unit& unit, Use use) {
   const auto begin = ticks();
   try {
-    for (auto& pending : unit.gathering) {
-      pending.wait(options_.timeout, what("gathering", unit, phase));
+    for (const auto& pending : unit.gathering) {
+      wait(pending, here(use));
     }
   } catch (...) {
     abandon(unit);
@@ -139,30 +140,29 @@ void Sharder::finish_gather(Unit& unit, Phase phase) {
   unit.gathering.clear();
   unit.become(Life::ready);
   unit.stats.waited += seconds_between(begin, ticks());
+  unit.stats.moving += seconds_between(unit.gather_began, ticks());
 }
 
-// A gather failed. What was begun is not waited for: the backend keeps what it writes to.
 void Sharder::abandon(Unit& unit) {
-  const auto begun = unit.gathering.size();
-  unit.gathering.clear();
+  const auto begun = std::exchange(unit.gathering, {});
   unit.become(Life::released);
   gathered_bytes_ -= unit.stats.bytes;
-  for (size_t i = 0; i < begun; ++i) {
-    unit.flats[i].release({"shard", "a gather that failed"}, {});
+  for (size_t i = 0; i < begun.size(); ++i) {
+    unit.flats[i].abandon(begun[i].done());
   }
 }
 
 void Sharder::enter(uint32_t number, Phase phase) {
   const std::lock_guard lock(mutex_);
   auto& unit = units_.at(number);
-  order_.use({number, phase});
+  agree({number, phase});
   if (unit.life == Life::gathering) {
     ++unit.stats.ahead;
   } else if (unit.life != Life::ready) {
     start_gather(unit);
   }
   if (unit.life == Life::gathering) {
-    finish_gather(unit, phase);
+    finish_gather(unit, {number, phase});
   }
   if (unit.users++ == 0) {
     needed_bytes_ += unit.stats.bytes;
@@ -172,8 +172,8 @@ void Sharder::enter(uint32_t number, Phase phase) {
 }
 
 void Sharder::prefetch() {
-  for (const auto& use : order_.ahead(options_.prefetch)) {
-    auto& unit = units_[use.unit];
+  for (const auto number : order_.ahead(options_.prefetch)) {
+    auto& unit = units_[number];
     if (unit.life == Life::gathering || unit.life == Life::ready) {
       continue;
     }
@@ -194,11 +194,12 @@ void Sharder::leave(uint32_t number, Phase phase) {
     return;
   }
   needed_bytes_ -= unit.stats.bytes;
+  unit.last_use = std::max(unit.last_use, ticks());
   if (phase == Phase::forward && options_.after_forward == AfterForward::keep) {
     return;
   }
   const auto next = order_.ahead(1);
-  if (!next.empty() && next.front().unit == number) {
+  if (!next.empty() && next.front() == number) {
     return;  // needed again before any other
   }
   release(unit, phase);
@@ -207,46 +208,88 @@ void Sharder::leave(uint32_t number, Phase phase) {
 void Sharder::release(Unit& unit, Phase phase) {
   unit.become(Life::released);
   gathered_bytes_ -= unit.stats.bytes;
-  const Releaser by{"shard", text("the end of its ", name_of(phase))};
+  unit.stats.lag += seconds_between(unit.last_use, ticks());
+  const Releaser by{"shard", text("the end of the ", name_of(phase), " of unit '", unit.name, "'")};
   for (auto& flat : unit.flats) {
-    flat.release(by, {});
+    flat.release(by);
   }
 }
 
-std::optional<Reduced> Sharder::reduce(uint32_t number, uint32_t index,
-                                       const std::vector<at::Tensor>& gradients) {
+void Sharder::touch(uint32_t unit) {
+  const std::lock_guard lock(mutex_);
+  units_.at(unit).last_use = ticks();
+}
+
+void Sharder::take(uint32_t number, uint32_t index, size_t parameter, const at::Tensor& gradient) {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_grad;
-  // One at a time, so that no more than one unit's gradients are held for it.
-  auto before = finish_sum();
-  const auto& unit = units_.at(number);
-  const auto& flat = unit.flats.at(index);
-  auto all = joined(flat.layout(), gradients, options_.reduced);
+  auto& unit = units_.at(number);
   const auto owner = intern_owner(OwnerKind::gradient, fitting(unit.name));
-  current_.reduced_bytes += all.nbytes();
-  at::Tensor sum;
-  auto pending = collectives_.reduce(std::move(all), sum);
-  sum_ = Sum{number, index, std::move(pending), Alias(sum, owner)};
+  unit.gradients.at(index).take(unit.flats[index].layout(), parameter, gradient, options_.reduced,
+                                owner);
+}
+
+std::vector<Reduced> Sharder::reduce(uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  const at::NoGradGuard no_grad;
+  auto& unit = units_.at(number);
+  const auto empty = [](const Gradients& gradients) { return gradients.empty(); };
+  if (std::ranges::all_of(unit.gradients, empty)) {
+    return {};
+  }
+  agree({number, Phase::reduce});
+  // One unit at a time, so that no more than that is held for it.
+  auto before = finish_sums();
+  const auto owner = intern_owner(OwnerKind::gradient, fitting(unit.name));
+  for (uint32_t i = 0; i < unit.flats.size(); ++i) {
+    if (unit.gradients[i].empty()) {
+      continue;
+    }
+    auto [all, came] = unit.gradients[i].hand_over(unit.flats[i].layout());
+    current_.reduced_bytes += all.nbytes();
+    at::Tensor sum;
+    auto pending = collectives_.reduce(std::move(all), sum);
+    sums_.push_back({number, i, std::move(pending), Alias(sum, owner), std::move(came)});
+  }
   return before;
 }
 
-std::optional<Reduced> Sharder::reduced() {
+std::vector<Reduced> Sharder::end_backward() {
   const std::lock_guard lock(mutex_);
+  order_.use({0, Phase::end});
   const at::NoGradGuard no_grad;
-  return finish_sum();
+  return finish_sums();
 }
 
-std::optional<Reduced> Sharder::finish_sum() {
-  auto done = std::exchange(sum_, std::nullopt);
-  if (!done) {
-    return std::nullopt;
+void Sharder::drop_gradients() {
+  const std::lock_guard lock(mutex_);
+  for (auto& unit : units_) {
+    std::ranges::for_each(unit.gradients, &Gradients::drop);
   }
-  const auto& unit = units_[done->unit];
-  done->pending.wait(options_.timeout, what("adding up gradients of", unit, Phase::backward));
-  // No larger than it is: a view would keep all of the buffer.
-  const auto kept = unit.flats[done->flat].piece().scalar_type();
-  auto mean = done->sum.tensor().to(kept, /*non_blocking=*/false, /*copy=*/true);
-  return Reduced{done->unit, done->flat, mean.div_(static_cast<double>(collectives_.ranks()))};
+}
+
+std::vector<Reduced> Sharder::finish_sums() {
+  std::vector<Reduced> out;
+  for (auto& done : std::exchange(sums_, {})) {
+    wait(done.pending, here({done.unit, Phase::reduce}));
+    // No larger than it is: a view would keep all of the buffer.
+    const auto kept = units_[done.unit].flats[done.flat].piece().scalar_type();
+    auto mean = done.sum.tensor().to(kept, /*non_blocking=*/false, /*copy=*/true);
+    mean.div_(static_cast<double>(collectives_.ranks()));
+    out.push_back({done.unit, done.flat, std::move(mean), std::move(done.came)});
+  }
+  return out;
+}
+
+std::vector<at::Tensor> Sharder::join(uint32_t number, uint32_t index,
+                                      const std::vector<at::Tensor>& pieces) {
+  const std::lock_guard lock(mutex_);
+  const at::NoGradGuard no_grad;
+  const auto& flat = units_.at(number).flats.at(index);
+  return flat.join(pieces, [&](const at::Tensor& whole, const at::Tensor& piece) {
+    collectives_.gather(whole, piece)
+        .wait(options_.timeout, text("joining the pieces of unit '", units_[number].name, "'"));
+  });
 }
 
 bool Sharder::is_ready(uint32_t unit) const {

@@ -4,8 +4,10 @@
 // waits, waits without Python's lock.
 #pragma once
 
+#include <tenure/shard/agreement.h>
 #include <tenure/shard/alias.h>
 #include <tenure/shard/flat.h>
+#include <tenure/shard/gradients.h>
 #include <tenure/shard/life.h>
 #include <tenure/shard/options.h>
 #include <tenure/shard/order.h>
@@ -13,7 +15,6 @@
 
 #include <cstdint>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,11 +25,12 @@ struct Reduced {
   uint32_t unit = 0;
   uint32_t flat = 0;
   at::Tensor mean;
+  std::vector<bool> came;  // by parameter: whether it had a gradient
 };
 
 class Sharder {
  public:
-  Sharder(Collectives collectives, Options options);
+  Sharder(Collectives collectives, Agreement agreement, Options options);
   ~Sharder();
 
   // A unit's parameters, in groups that become a flat each. Returns its number.
@@ -44,12 +46,22 @@ class Sharder {
   // A use is over; the last one releases the unit.
   void leave(uint32_t unit, Phase phase);
 
-  // Starts adding up over ranks. One gradient for each parameter of the flat, in the order of
-  // add(); an undefined one counts as zero. Returns the sum that was started before, if one was.
-  std::optional<Reduced> reduce(uint32_t unit, uint32_t flat,
-                                const std::vector<at::Tensor>& gradients);
-  // Waits for the last one that was started.
-  std::optional<Reduced> reduced();
+  // The unit was still in use a moment ago: its release lags behind this moment at most.
+  void touch(uint32_t unit);
+
+  // A parameter's gradient has come; what came before is added to.
+  void take(uint32_t unit, uint32_t flat, size_t parameter, const at::Tensor& gradient);
+  // Starts adding up over ranks what has come for the unit; nothing came: nothing happens. Returns
+  // the sums that were started before, if any were.
+  std::vector<Reduced> reduce(uint32_t unit);
+  // A backward is over: waits for the sums that were started last.
+  std::vector<Reduced> end_backward();
+  // A backward was given up: what came of its gradients goes.
+  void drop_gradients();
+
+  // Whole tensors from pieces of any kind: values, gradients, what an optimizer has. One for each
+  // parameter of the flat, all of one dtype; an undefined one counts as zero. A collective.
+  std::vector<at::Tensor> join(uint32_t unit, uint32_t flat, const std::vector<at::Tensor>& pieces);
 
   bool is_ready(uint32_t unit) const;
   Stats stats() const;
@@ -60,7 +72,10 @@ class Sharder {
     std::vector<Flat> flats;
     Life life = Life::sharded;
     uint32_t users = 0;
-    std::vector<Pending> gathering;
+    std::vector<Gradients> gradients;  // by flat
+    std::vector<Pending> gathering;    // by flat, as far as they were begun
+    uint64_t gather_began = 0;         // ticks
+    uint64_t last_use = 0;             // ticks
     UnitStats stats;
 
     uint64_t bytes() const;
@@ -72,22 +87,29 @@ class Sharder {
     uint32_t flat;
     Pending pending;
     Alias sum;
+    std::vector<bool> came;
   };
 
   void start_gather(Unit& unit);
-  void finish_gather(Unit& unit, Phase phase);
+  void finish_gather(Unit& unit, Use use);
   void abandon(Unit& unit);
   void release(Unit& unit, Phase phase);
   void prefetch();
-  std::optional<Reduced> finish_sum();
-  std::string what(std::string_view verb, const Unit& unit, Phase phase) const;
+  std::vector<Reduced> finish_sums();
+  // Before a use that starts collectives.
+  void agree(Use use);
+  void wait(const Pending& pending, const Place& place);
+  Place here(Use use) const { return {passes_, order_.position(), use}; }
+  std::string tell(const Use& use) const;
+  std::string tell(const Place& place) const;
 
   mutable std::mutex mutex_;
   Collectives collectives_;
+  Agreement agreement_;
   Options options_;
   std::vector<Unit> units_;
   Order order_;
-  std::optional<Sum> sum_;
+  std::vector<Sum> sums_;
   uint64_t passes_ = 0;
   uint64_t gathered_bytes_ = 0;
   uint64_t needed_bytes_ = 0;

@@ -9,22 +9,23 @@ namespace tenure::shard {
 
 struct UnitStats {
   std::string name;
-  uint64_t bytes = 0;     // gathered
-  uint64_t gathers = 0;   // ever
-  uint64_t ahead = 0;     // of those, the ones that were begun before the unit was needed
-  double waited = 0;      // seconds that the host waited for gathers
-  double lag = 0;         // seconds between a last use and the release, added up
+  uint64_t bytes = 0;    // gathered
+  uint64_t gathers = 0;  // ever
+  uint64_t ahead = 0;    // of those, the ones that were begun before the unit was needed
+  double waited = 0;     // seconds that the host waited for gathers
+  double moving = 0;     // seconds from the begin of gathers until they were waited for and done
+  double lag = 0;        // seconds between last uses and their releases
 };
 
 struct Stats {
   uint64_t passes = 0;
   uint64_t order_changes = 0;
-  uint64_t piece_bytes = 0;      // of parameters, on this rank
-  uint64_t gathered_bytes = 0;   // now
+  uint64_t piece_bytes = 0;     // of parameters, on this rank
+  uint64_t gathered_bytes = 0;  // now
   // Of the pass before this one.
-  uint64_t peak_gathered = 0;    // most bytes gathered at once
-  uint64_t peak_needed = 0;      // most bytes of units in use at once: no order of releases does less
-  uint64_t moved_bytes = 0;      // gathered in total
+  uint64_t peak_gathered = 0;  // most bytes gathered at once
+  uint64_t peak_needed = 0;    // most bytes of units in use at once: no order of releases does less
+  uint64_t moved_bytes = 0;    // gathered in total
   uint64_t reduced_bytes = 0;
   std::vector<UnitStats> units;
 

@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tenure import _C
 from tenure.errors import InputError
-from tenure.sharding.choosing import Units, choose, device_of
+from tenure.sharding.choosing import Choice, Units, choose, device_of
+from tenure.sharding.meeting import meeting_of, require_same
 from tenure.sharding.sharded import Sharded
 
 __all__ = ["Sharded", "shard"]
@@ -56,18 +57,24 @@ def shard(
         raise InputError("there is no process group: call torch.distributed.init_process_group()")
     if any("tenure" in module.__dict__ for module in model.modules()):
         raise InputError("the model is sharded already, or a part of it is")
+    _check_settings(prefetch, prefetch_bytes, param_dtype, reduce_dtype, timeout)
     ranks = _group_of(group)
     choices = choose(model, units)
     device_of(choices)
     _check(choices)
+    side, store = meeting_of(ranks, timeout)
+    how = f"{reshard_after_forward} {prefetch} {prefetch_bytes} {param_dtype} {reduce_dtype}"
+    require_same(choices, how, side)
     sharder = _C.Sharder(
-        ranks,
-        param_dtype,
-        reduce_dtype,
-        not reshard_after_forward,
-        prefetch,
-        prefetch_bytes,
-        timeout,
+        group=ranks,
+        side=side,
+        store=store,
+        gathered=param_dtype,
+        reduced=reduce_dtype,
+        keep=not reshard_after_forward,
+        prefetch=prefetch,
+        prefetch_bytes=prefetch_bytes,
+        timeout=timeout,
     )
     model.__dict__["tenure"] = Sharded(choices, sharder, ranks)
     return model
@@ -79,12 +86,34 @@ def _group_of(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup
             raise InputError(f"a DeviceMesh of one dimension shards; this one has {group.ndim}")
         return group.get_group()
     found = group if group is not None else dist.group.WORLD
-    if not isinstance(found, dist.ProcessGroup):
+    if found is dist.GroupMember.NON_GROUP_MEMBER:
         raise InputError("this rank is not in the group")
+    if not isinstance(found, dist.ProcessGroup):
+        raise InputError(f"group is a process group or a DeviceMesh, not {found!r}")
     return found
 
 
-def _check(choices: list) -> None:
+def _check_settings(
+    prefetch: int,
+    prefetch_bytes: int | None,
+    param_dtype: torch.dtype | None,
+    reduce_dtype: torch.dtype | None,
+    timeout: float,
+) -> None:
+    if prefetch < 0:
+        raise InputError(f"prefetch is a number of units, not {prefetch}: 0 gathers nothing ahead")
+    if prefetch_bytes is not None and prefetch_bytes < 0:
+        raise InputError(f"prefetch_bytes is a number of bytes, not {prefetch_bytes}")
+    if not timeout > 0:
+        raise InputError(f"timeout is a number of seconds, not {timeout}")
+    for name, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype)):
+        if dtype is not None and not (
+            isinstance(dtype, torch.dtype) and dtype.is_floating_point
+        ):
+            raise InputError(f"{name} is a floating-point dtype like torch.bfloat16, not {dtype}")
+
+
+def _check(choices: list[Choice]) -> None:
     from torch.distributed.tensor import DTensor
 
     for choice in choices:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+
+from tenure.errors import InputError
 
 if TYPE_CHECKING:
     from tenure.sharding.sharded import Sharded
@@ -49,7 +51,7 @@ class _Call:
         for tensor in _needing_grad(tree):
             self.inputs += 1
             if tensor.grad_fn is None:
-                tensor.register_hook(self._cross)
+                self.unit.model.leaf_hooks.append(tensor.register_hook(self._cross))
             else:
                 tensor.grad_fn.register_prehook(self._cross)
 
@@ -65,7 +67,7 @@ class _Call:
     def _cross(self, _gradients: Any) -> None:
         if self.entered:
             self.crossed += 1
-            self.unit.check()
+            self.unit.touch()
 
 
 class _Frame:
@@ -89,17 +91,18 @@ class Unit:
 
     def __init__(self, number: int, model: Sharded, flats: list[list[nn.Parameter]]) -> None:
         self.number = number
+        self.model = model
         self.needs: list[Unit] = []  # others that own a parameter that is used here
-        self._model = model
-        self._flats = flats  # gathered parameters, in their true shapes
         self._frames: list[_Frame] = []
         self._calls: list[_Call] = []  # through which a backward runs
         self._backward = -1  # which
         self._came = 0  # gradients of parameters
-        for parameters in flats:
-            for parameter in parameters:
+        self._expected = 0
+        for flat, parameters in enumerate(flats):
+            for index, parameter in enumerate(parameters):
                 if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(self._gradient_came)
+                    self._expected += 1
+                    parameter.register_post_accumulate_grad_hook(self._taker(flat, index))
 
     def install(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
@@ -110,9 +113,9 @@ class Unit:
     def _before(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
         frame = _Frame()
         self._frames.append(frame)
-        self._model.begin()
+        self.model.begin()
         for unit in (*self.needs, self):
-            self._model.sharder.enter(unit.number, "forward")
+            self.model.sharder.enter(unit.number, "forward")
             frame.entered.append(unit)
         if torch.is_grad_enabled():
             frame.call = _Call(self)
@@ -123,29 +126,40 @@ class Unit:
         if frame.call is not None:
             frame.call.watch_outputs(output)
         for unit in reversed(frame.entered):
-            self._model.sharder.leave(unit.number, "forward")
-        self._model.end()
+            self.model.sharder.leave(unit.number, "forward")
+        self.model.end()
 
     # Backward.
 
     def enter_backward(self, call: _Call) -> None:
-        self._model.backward_runs()
+        self.model.backward_runs()
         if not self._calls:
             self._backward = current_backward()
             for unit in (*self.needs, self):
-                self._model.sharder.enter(unit.number, "backward")
+                self.model.sharder.enter(unit.number, "backward")
         self._calls.append(call)
 
-    def _gradient_came(self, _parameter: torch.Tensor) -> None:
-        self._model.backward_runs()
-        self._came += 1
-        self.check()
+    def _taker(self, flat: int, index: int) -> Callable[[torch.Tensor], None]:
+        def take(parameter: torch.Tensor) -> None:
+            gradient, parameter.grad = parameter.grad, None
+            assert gradient is not None
+            if gradient.requires_grad:
+                raise InputError(
+                    "backward(create_graph=True) cannot be sharded: "
+                    "use torch.autograd.grad() of what the units return"
+                )
+            self.model.backward_runs()
+            self.model.sharder.take(self.number, flat, index, gradient)
+            self._came += 1
+            self.touch()
 
-    def check(self) -> None:
-        """Ends the use in backward, if it was the last one."""
-        expected = sum(p.requires_grad for parameters in self._flats for p in parameters)
+        return take
+
+    def touch(self) -> None:
+        """Something of a backward has read it; ends its use there, if that was the last."""
+        self.model.sharder.touch(self.number)
         crossed = all(call.crossed >= call.inputs for call in self._calls)
-        if self._calls and crossed and self._came >= expected:
+        if self._calls and crossed and self._came >= self._expected:
             self._finish()
 
     def end_backward(self, number: int) -> None:
@@ -158,26 +172,15 @@ class Unit:
         self._came = 0
         if calls:
             for unit in reversed((*self.needs, self)):
-                self._model.sharder.leave(unit.number, "backward")
+                self.model.sharder.leave(unit.number, "backward")
         for call in calls:
             call.start_over()  # a retained graph may be gone through again
-        self._add_up()
-
-    def _add_up(self) -> None:
-        if not self._model.adds_up:
-            return
-        for index, parameters in enumerate(self._flats):
-            gradients = [parameter.grad for parameter in parameters]
-            if any(gradient is not None for gradient in gradients):
-                self._model.take(self._model.sharder.reduce(self.number, index, gradients))
-                for parameter in parameters:
-                    parameter.grad = None
+        if self.model.adds_up:
+            self.model.set_gradients(self.model.sharder.reduce(self.number))
 
     def forget(self) -> None:
-        """A pass was given up: an exception has ended its backward."""
+        """A pass was given up: an exception has ended it."""
+        for call in self._calls:
+            call.start_over()
         self._calls.clear()
         self._came = 0
-        if self._model.adds_up:
-            for parameters in self._flats:
-                for parameter in parameters:
-                    parameter.grad = None

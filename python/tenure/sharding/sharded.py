@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from tenure import _C
 from tenure.sharding.choosing import Choice, Member
@@ -26,10 +27,13 @@ class Sharded:
     ) -> None:
         self.sharder = sharder
         self.adds_up = True
+        self.leaf_hooks: list[RemovableHandle] = []  # of inputs that no function made
         self._group = group
         self._depth = 0
         self._backwards: set[int] = set()
-        self._pieces: list[list[list[nn.Parameter]]] = []  # by unit and flat
+        # By unit and flat.
+        self._pieces: list[list[list[nn.Parameter]]] = []
+        self._names: list[list[list[str]]] = []
         made = [self._make(choice) for choice in choices]
         self._units = made
         for unit, choice in zip(made, choices, strict=True):
@@ -55,6 +59,7 @@ class Sharded:
             whole.append([gathered for gathered, _ in both])
             pieces.append([piece for _, piece in both])
         self._pieces.append(pieces)
+        self._names.append([[member.name for member in group] for group in groups])
         return Unit(number, self, whole)
 
     def stats(self) -> _C.ShardStats:
@@ -70,14 +75,41 @@ class Sharded:
         finally:
             self.adds_up = before
 
+    def full_gradients(self) -> dict[str, torch.Tensor]:
+        """The gradients that there are, whole, by name. A collective."""
+        return self._whole(lambda piece: piece.grad)
+
+    def _whole(
+        self, of: Callable[[nn.Parameter], torch.Tensor | None]
+    ) -> dict[str, torch.Tensor]:
+        """What the parameters have of one kind, put together; those that have none are left out."""
+        out: dict[str, torch.Tensor] = {}
+        for unit, flats in enumerate(self._pieces):
+            for flat, pieces in enumerate(flats):
+                found = [of(piece) for piece in pieces]
+                if all(one is None for one in found):
+                    continue
+                plain = [None if one is None else one.as_subclass(torch.Tensor) for one in found]
+                whole = self.sharder.join(unit, flat, plain)
+                names = self._names[unit][flat]
+                for name, had, tensor in zip(names, found, whole, strict=True):
+                    if had is not None:
+                        out[name] = tensor
+        return out
+
     # Called by units.
 
     def begin(self) -> None:
         """A module is entered; the outermost one begins a pass, unless backward computes it anew."""
         if self._depth == 0 and current_backward() == -1:
-            self._backwards.clear()
-            for unit in self._units:
-                unit.forget()
+            for hook in self.leaf_hooks:
+                hook.remove()
+            self.leaf_hooks.clear()
+            if self._backwards:  # one that has never ended
+                self._backwards.clear()
+                self.sharder.drop_gradients()
+                for unit in self._units:
+                    unit.forget()
             self.sharder.begin_pass()
         self._depth += 1
 
@@ -93,23 +125,23 @@ class Sharded:
             )
 
     def _backward_ended(self, number: int) -> None:
-        self._backwards.discard(number)
         for unit in self._units:
             unit.end_backward(number)
-        self.take(self.sharder.reduced())
+        self.set_gradients(self.sharder.end_backward())
+        self._backwards.discard(number)
 
-    def take(self, reduced: _C.Reduced | None) -> None:
+    def set_gradients(self, reduced: list[_C.Reduced]) -> None:
         """The mean over ranks is the pieces' gradient."""
-        if reduced is None:
-            return
-        for piece in self._pieces[reduced.unit][reduced.flat]:
-            if not piece.requires_grad:
-                continue
-            mean = reduced.mean.narrow(0, piece.storage_offset(), piece.numel())
-            if piece.grad is None:
-                piece.grad = Piece.of(mean, self._group)
-            else:
-                piece.grad.add_(mean)
+        for one in reduced:
+            pieces = self._pieces[one.unit][one.flat]
+            for piece, came in zip(pieces, one.came, strict=True):
+                if not came:
+                    continue
+                mean = one.mean.narrow(0, piece.storage_offset(), piece.numel())
+                if piece.grad is None:
+                    piece.grad = Piece.of(mean, self._group)
+                else:
+                    piece.grad.add_(mean)
 
 
 def _alike(members: list[Member]) -> list[list[Member]]:

@@ -1,0 +1,181 @@
+"""Whatever a step does, the next one starts clean, and ranks that part ways are told who."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sharded_models import Net, batch_of, loss_of
+from ranks import run_ranks
+from torch import nn
+
+import tenure
+
+
+class Deliberate(Exception):
+    pass
+
+
+def fail(*_: Any) -> None:
+    raise Deliberate
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def one_step(model: Net, optimizer: torch.optim.Optimizer, batch: torch.Tensor, fault: str) -> None:
+    block = model.blocks[1]
+    if fault == "forward":
+        hook = block.down.register_forward_hook(fail)
+        with pytest.raises(Deliberate):
+            loss_of(model, batch)
+        hook.remove()
+    elif fault == "backward":
+        hook = block.down.register_full_backward_pre_hook(fail)
+        with pytest.raises(Deliberate):
+            loss_of(model, batch).backward()
+        hook.remove()
+    elif fault == "no backward":
+        loss_of(model, batch)
+    elif fault == "eval":
+        with torch.no_grad():
+            loss_of(model, batch)
+    elif fault == "inference":
+        with torch.inference_mode():
+            loss_of(model, batch)
+    elif fault == "two forwards":
+        (loss_of(model, batch) + loss_of(model, batch)).backward()
+    elif fault == "retain_graph":
+        loss = loss_of(model, batch)
+        loss.backward(retain_graph=True)
+        loss.backward()
+    elif fault == "generation":
+        with torch.no_grad():
+            words = batch[:, :1]
+            for _ in range(4):
+                words = torch.cat([words, model(words)[:, -1:].argmax(-1)], 1)
+    elif fault == "inputs":
+        x = torch.randn(2, 3, model.embed.embedding_dim, requires_grad=True)
+        torch.autograd.grad(model.blocks[0](x).sum(), x)
+    else:
+        loss_of(model, batch).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+FAULTS = (
+    *("none", "forward", "backward", "no backward", "eval", "inference", "two forwards"),
+    *("retain_graph", "generation", "inputs"),
+)
+
+
+def each_fault(rank: int, _world: int) -> None:
+    """A fault, and then the same step as without it."""
+    for fault in FAULTS[1:]:
+        torch.manual_seed(0)
+        models = [tenure.shard(Net()) for _ in range(2)]
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
+        one_step(models[0], optimizers[0], batch_of(rank, 9), fault)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            with torch.no_grad():
+                for p, q in zip(model.parameters(), models[1].parameters(), strict=True):
+                    p.copy_(q)
+            one_step(model, optimizer, batch_of(rank, 0), "none")
+            assert model.tenure.stats().gathered_bytes == 0, fault
+        for p, q in zip(*(m.parameters() for m in models), strict=True):
+            assert torch.equal(p, q), fault
+
+
+def test_the_step_after_a_fault_starts_clean() -> None:
+    run_ranks(each_fault, 2)
+
+
+def many_steps(rank: int, _world: int) -> list[tuple[int, int]]:
+    """Bytes of tensors, and of the process, every 50 steps."""
+    torch.manual_seed(0)
+    model = tenure.shard(Net(width=33))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    draw = random.Random(0)
+    found = []
+    for step in range(300):
+        one_step(model, optimizer, batch_of(rank, step), draw.choice(FAULTS))
+        if step % 50 == 49:
+            one_step(model, optimizer, batch_of(rank, step), "none")
+            gc.collect()
+            held = tenure.census().nbytes
+            found.append((held, resident()))
+    return found
+
+
+def test_bytes_are_flat_over_300_steps_with_faults() -> None:
+    for found in run_ranks(many_steps, 2, timeout=240.0):
+        held, resident = zip(*found[1:], strict=True)
+        assert len(set(held)) == 1, found
+        assert max(resident) - min(resident) < 4 << 20, found
+
+
+class Chooses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.skipped: set[int] = set()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, block in enumerate(self.blocks):
+            if number not in self.skipped:
+                x = block(x)
+        return x
+
+
+def skips(rank: int, _world: int, known: int) -> str:
+    model = tenure.shard(Chooses(), timeout=3.0)
+    for _ in range(known):
+        model(torch.ones(1, 8)).sum().backward()
+    model.skipped = {1} if rank == 1 else set()
+    begin = time.monotonic()
+    with pytest.raises(tenure.CollectiveError) as caught:
+        for _ in range(2):
+            model(torch.ones(1, 8)).sum().backward()
+    assert time.monotonic() - begin < 20
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("known", [0, 3], ids=["first pass", "known order"])
+def test_a_unit_that_one_rank_skips_is_named(known: int) -> None:
+    told = run_ranks(skips, 2, known)
+    assert "rank 1 is gathering unit 'blocks.2' for forward" in told[0], told
+    assert "blocks.1" in told[0], told
+    assert "rank 0" in told[1], told
+
+
+def dies(rank: int, world: int) -> str:
+    model = tenure.shard(Net(), timeout=20.0)
+    for step in range(2):
+        loss_of(model, batch_of(rank, step)).backward()
+    if rank == world - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    with pytest.raises(tenure.CollectiveError) as caught:
+        for step in range(3):
+            loss_of(model, batch_of(rank, step)).backward()
+    assert time.monotonic() - begin < 20
+    return str(caught.value)
+
+
+def test_a_rank_that_died_is_named() -> None:
+    with pytest.raises(AssertionError) as caught:
+        run_ranks(dies_and_tells, 3)
+    text = str(caught.value)
+    assert text.count("rank 2 does not answer") == 2, text
+
+
+def dies_and_tells(rank: int, world: int) -> None:
+    print(dies(rank, world), flush=True)

@@ -1,0 +1,104 @@
+"""Wrong input gets one sentence, and the model is as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from sharded_models import Net
+from ranks import run_ranks
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import tenure
+
+
+@pytest.fixture
+def _alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_there_must_be_a_group() -> None:
+    with pytest.raises(tenure.InputError, match="init_process_group"):
+        tenure.shard(Net())
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({"units": [nn.Conv2d]}, "no module of the model is Conv2d; it has Embedding"),
+        ({"units": ["blocks.9"]}, "'blocks.9'"),
+        ({"units": lambda _name, _module: False}, "chose no module"),
+        ({"prefetch": -1}, "prefetch"),
+        ({"prefetch_bytes": -1}, "prefetch_bytes"),
+        ({"timeout": 0}, "timeout"),
+        ({"param_dtype": torch.int8}, "param_dtype"),
+        ({"reduce_dtype": "float"}, "reduce_dtype"),
+        ({"group": "world"}, "group"),
+    ],
+)
+def test_wrong_settings(how: dict[str, Any], text: str) -> None:
+    model = Net()
+    before = dict(model.named_parameters())
+    with pytest.raises(tenure.InputError, match=text):
+        tenure.shard(model, **how)
+    unchanged(model, before)
+
+
+def unchanged(model: nn.Module, before: dict[str, nn.Parameter]) -> None:
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(after[name] is before[name] for name in before)
+    assert "tenure" not in model.__dict__
+
+
+@pytest.mark.usefixtures("_alone")
+def test_models_that_cannot_be_sharded() -> None:
+    meta = nn.Linear(2, 2, device="meta")
+    with pytest.raises(tenure.InputError, match="weight is on the meta device"):
+        tenure.shard(meta)
+    with pytest.raises(tenure.InputError, match="no parameters"):
+        tenure.shard(nn.ReLU())
+    model = tenure.shard(Net())
+    with pytest.raises(tenure.InputError, match="sharded already"):
+        tenure.shard(model)
+    with pytest.raises(tenure.InputError, match="sharded already"):
+        tenure.shard(nn.Sequential(model))
+    from torch.distributed.tensor import distribute_module
+
+    spread = distribute_module(nn.Linear(2, 2), init_device_mesh("cpu", (1,)))
+    with pytest.raises(tenure.InputError, match="weight is a DTensor"):
+        tenure.shard(spread)
+
+
+def differs(rank: int, _world: int) -> None:
+    model = Net(width=17 if rank == 0 else 19)
+    before = dict(model.named_parameters())
+    with pytest.raises(tenure.InputError, match="rank 1 are not those of rank 0"):
+        tenure.shard(model)
+    unchanged(model, before)
+    with pytest.raises(tenure.InputError, match="rank 1 are not those of rank 0"):
+        tenure.shard(Net(), prefetch=rank)
+
+
+def test_ranks_must_have_the_same_model() -> None:
+    run_ranks(differs, 2)
+
+
+def elsewhere(rank: int, _world: int) -> None:
+    group = dist.new_group([0])
+    if rank == 1:
+        with pytest.raises(tenure.InputError, match="this rank is not in the group"):
+            tenure.shard(Net(), group)
+    else:
+        tenure.shard(Net(), group)
+
+
+def test_a_rank_outside_the_group() -> None:
+    run_ranks(elsewhere, 2)

@@ -1,0 +1,111 @@
+"""Between its last use and its next gather a unit has no bytes, whoever holds names for it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from sharded_models import Net, batch_of, loss_of
+from ranks import run_ranks
+from torch import nn
+
+import tenure
+
+
+def aliases_of(model: Net) -> dict[str, torch.Tensor]:
+    """All kinds of names for parameters of one block, taken while it is gathered."""
+    kept: dict[str, torch.Tensor] = {}
+
+    def keep(block: Any, args: Any) -> None:
+        weight = block.up.weight
+        kept["parameter"] = weight
+        kept["view"] = weight.view(-1)
+        kept["transposed"] = weight.T
+        kept["chunk"] = weight.chunk(3)[1]
+        kept["detached"] = weight.detach()
+        kept["saved"] = (args[0][0] @ weight.T).grad_fn._saved_mat2
+        kept["scalar"] = block.scale
+
+    model.blocks[1].register_forward_pre_hook(keep)
+    return kept
+
+
+def released(rank: int, _world: int) -> None:
+    """Every alias of a released unit says whose it was."""
+    model = tenure.shard(Net(), prefetch=0)
+    kept = aliases_of(model)
+    inside = []
+    model.blocks[1].down.register_forward_hook(
+        lambda *_: inside.append(all(not tenure.is_released(t) for t in kept.values()))
+    )
+    loss = loss_of(model, batch_of(rank, 0))
+    assert inside == [True]
+    for moment in ("forward", "backward"):
+        for name, alias in kept.items():
+            assert tenure.is_released(alias), (moment, name)
+            assert alias.untyped_storage()._cdata
+            with pytest.raises(RuntimeError, match="UseAfterRelease") as caught:
+                alias.sum()
+            text = str(caught.value)
+            assert re.search(r"blocks\.1.*up\.weight", text), text
+            assert f"the end of the {moment} of unit 'blocks.1'" in text, text
+        if moment == "forward":
+            loss.backward()
+    assert model.tenure.stats().gathered_bytes == 0
+
+
+def counted(rank: int, _world: int) -> list[tuple[int, int, int]]:
+    found = []
+    for prefetch in (0, 1):
+        model = tenure.shard(Net(), prefetch=prefetch)
+        for step in range(3):
+            loss_of(model, batch_of(rank, step)).backward()
+        loss_of(model, batch_of(rank, 0))
+        stats = model.tenure.stats()
+        unit = max(u.bytes for u in stats.units)
+        found.append((stats.peak_gathered_bytes, stats.peak_needed_bytes, unit))
+    return found
+
+
+def test_no_more_is_gathered_than_is_used_but_for_one_unit_ahead() -> None:
+    for without, with_one in run_ranks(counted, 2):
+        peak, needed, unit = without
+        assert peak == needed
+        peak, needed, unit = with_one
+        assert needed < peak <= needed + unit
+
+
+def written(rank: int, _world: int) -> None:
+    """A write into a gathered parameter is seen."""
+    model = tenure.shard(Net())
+
+    def write(block: Any, _args: Any) -> None:
+        with torch.no_grad():
+            block.up.weight.mul_(0.5)
+
+    hook = model.blocks[2].register_forward_pre_hook(write)
+    with pytest.raises(tenure.MutationError, match=r"blocks\.2\.up\.weight.*write to the pieces"):
+        loss_of(model, batch_of(rank, 0))
+    hook.remove()
+    loss_of(model, batch_of(rank, 0)).backward()
+    assert model.tenure.stats().gathered_bytes == 0
+
+
+def outside(_rank: int, _world: int) -> None:
+    """A parameter that is read outside its unit says so."""
+    model = tenure.shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    with pytest.raises(RuntimeError, match=r"UseAfterRelease.*0\.weight"):
+        torch.nn.functional.linear(torch.zeros(1, 4), model[0].weight)
+    model[0](torch.zeros(1, 4))  # a unit on its own is gathered
+
+
+def all_cases(rank: int, world: int) -> None:
+    for case in (released, written, outside):
+        case(rank, world)
+
+
+def test_released_parameters_on_two_ranks() -> None:
+    """In one run, for a rank takes seconds to start."""
+    run_ranks(all_cases, 2)
