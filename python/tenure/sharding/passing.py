@@ -52,14 +52,19 @@ class _Call:
             self.inputs += 1
             if tensor.grad_fn is None:
                 self.unit.model.leaf_hooks.append(tensor.register_hook(self._cross))
+            elif (border := tensor.grad_fn.metadata.get(_Border)) is not None:
+                border.crossed_by.append(self._cross)
             else:
                 tensor.grad_fn.register_prehook(self._cross)
 
     def watch_outputs(self, tree: object) -> None:
         for tensor in _needing_grad(tree):
-            tensor.register_hook(self._enter)
+            border = _Border(self._enter)
+            tensor.register_hook(border.cross)
+            if tensor.grad_fn is not None:
+                tensor.grad_fn.metadata.setdefault(_Border, border)
 
-    def _enter(self, _gradient: torch.Tensor) -> None:
+    def _enter(self) -> None:
         if not self.entered:
             self.entered = True
             self.unit.enter_backward(self)
@@ -68,6 +73,25 @@ class _Call:
         if self.entered:
             self.crossed += 1
             self.unit.touch()
+
+
+class _Border:
+    """Where a backward goes from units to the one before them.
+
+    It leaves those first, so that no two are gathered because of it. It lies in the metadata of
+    autograd's node and refers to calls, which hold no tensor.
+    """
+
+    __slots__ = ("_enter", "crossed_by")
+
+    def __init__(self, enter: Callable[[], None]) -> None:
+        self._enter = enter
+        self.crossed_by: list[Callable[[Any], None]] = []
+
+    def cross(self, gradient: torch.Tensor) -> None:
+        for leave in self.crossed_by:
+            leave(gradient)
+        self._enter()
 
 
 class _Frame:
