@@ -21,6 +21,7 @@ class Alias {
 
   // With a version counter of its own. Also of a released storage.
   at::Tensor tensor() const;
+  bool defined() const { return type_ != c10::ScalarType::Undefined; }
   c10::ScalarType type() const { return type_; }
 
  private:

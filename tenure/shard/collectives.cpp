@@ -1,6 +1,7 @@
 #include <tenure/shard/collectives.h>
 
 #include <tenure/core/error.h>
+#include <tenure/core/owner.h>
 #include <tenure/core/text.h>
 
 #include <ATen/core/Tensor.h>
@@ -35,6 +36,27 @@ Work reduce_scatter_single(Group& group, at::Tensor& piece, at::Tensor& whole) {
   }
 }
 
+// Beyond so many ranks a backend's own way through the ranks is the better one.
+constexpr uint32_t kMostByMessages = 8;
+// Tags that a program would hardly use.
+constexpr int kGather = 0x7e40;
+constexpr int kReduce = 0x7e41;
+
+Work send(c10d::ProcessGroup& group, at::Tensor tensor, uint32_t to, int tag) {
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  return group.send(tensors, static_cast<int>(to), tag);
+}
+
+Work receive(c10d::ProcessGroup& group, at::Tensor tensor, uint32_t from, int tag) {
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  return group.recv(tensors, static_cast<int>(from), tag);
+}
+
+OwnerId owner() {
+  static const auto id = intern_owner(OwnerKind::workspace, "shard: collectives");
+  return id;
+}
+
 class Done : public Fence::Point {
  public:
   explicit Done(Work work) : work_(std::move(work)) {}
@@ -54,24 +76,44 @@ class Done : public Fence::Point {
 }  // namespace
 
 Pending::Pending() = default;
-Pending::Pending(Work work) : work_(std::move(work)) {}
+Pending::Pending(Work work) { works_.push_back(std::move(work)); }
+Pending::Pending(std::vector<Work> messages, Alias from, Alias into)
+    : works_(std::move(messages)), tensors_{std::move(from), std::move(into)}, messages_(true) {}
 Pending::Pending(Pending&&) noexcept = default;
 Pending& Pending::operator=(Pending&&) noexcept = default;
-Pending::~Pending() = default;
+Pending::~Pending() {
+  works_.clear();  // before what they read and write
+}
 
 void Pending::wait(std::chrono::milliseconds timeout, const std::string& what) const {
-  if (!work_) {
-    return;
-  }
   try {
-    work_->wait(timeout);
+    for (const auto& work : works_) {
+      work->wait(timeout);
+    }
   } catch (const std::exception& error) {
     const std::string_view said = error.what();
     throw CollectiveError(text(what, " failed: ", said.substr(0, said.find('\n'))));
   }
 }
 
-Fence Pending::done() const { return work_ ? Fence(std::make_shared<Done>(work_)) : Fence(); }
+Fence Pending::give_up() {
+  const auto works = std::exchange(works_, {});
+  // A message ends with its handle.
+  return works.empty() || messages_ ? Fence() : Fence(std::make_shared<Done>(works.front()));
+}
+
+at::Tensor Sum::result() {
+  auto sum = own.tensor();
+  if (incoming.defined()) {
+    auto parts = incoming.tensor().split(sum.numel());
+    for (size_t i = 1; i < parts.size(); ++i) {
+      parts[0].add_(parts[i]);
+    }
+    sum = parts[0].add_(sum);
+  }
+  // A view would keep all of its storage.
+  return sum.nbytes() == sum.storage().nbytes() ? sum : sum.clone();
+}
 
 Pending gather_into(c10d::ProcessGroup& group, at::Tensor whole, at::Tensor piece) {
   return Pending(gather_single(group, whole, piece));
@@ -85,28 +127,58 @@ Collectives::Collectives(Collectives&&) noexcept = default;
 Collectives& Collectives::operator=(Collectives&&) noexcept = default;
 Collectives::~Collectives() = default;
 
+template <class Do>
+void Collectives::for_others(Do todo) const {
+  for (uint32_t rank = 0; rank < ranks_; ++rank) {
+    if (rank != rank_) {
+      todo(rank);
+    }
+  }
+}
+
+bool Collectives::by_messages(const at::Tensor& tensor) const {
+  return ranks_ <= kMostByMessages && tensor.is_cpu() && group_->getBackendName() == "gloo";
+}
+
 Pending Collectives::gather(at::Tensor whole, at::Tensor piece) {
   if (ranks_ == 1) {
     whole.copy_(piece);
     return {};
   }
-  return gather_into(*group_, std::move(whole), std::move(piece));
+  if (!by_messages(whole)) {
+    return gather_into(*group_, std::move(whole), std::move(piece));
+  }
+  std::vector<Work> messages;
+  for_others([&](uint32_t other) {
+    messages.push_back(receive(*group_, whole.narrow(0, other * piece.numel(), piece.numel()),
+                               other, kGather));
+    messages.push_back(send(*group_, piece, other, kGather));
+  });
+  whole.narrow(0, rank_ * piece.numel(), piece.numel()).copy_(piece);
+  return {std::move(messages), Alias(piece, owner()), Alias(whole, owner())};
 }
 
-Pending Collectives::reduce(at::Tensor whole, at::Tensor& sum) {
+Sum Collectives::reduce(at::Tensor whole) {
   const auto size = whole.numel() / ranks_;
   if (ranks_ == 1) {
-    sum = whole;
-    return {};
+    return {{}, Alias(whole, owner()), {}};
   }
-  if (whole.is_cpu()) {
-    // Gloo's all-reduce takes half the time of its reduce-scatter.
-    sum = whole.narrow(0, rank_ * size, size);
-    std::vector<at::Tensor> tensors{std::move(whole)};
-    return Pending(group_->allreduce(tensors));
+  if (!by_messages(whole)) {
+    auto sum = at::empty({size}, whole.options());
+    auto pending = Pending(reduce_scatter_single(*group_, sum, whole));
+    return {std::move(pending), Alias(sum, owner()), {}};
   }
-  sum = at::empty({size}, whole.options());
-  return Pending(reduce_scatter_single(*group_, sum, whole));
+  auto incoming = at::empty({size * (ranks_ - 1)}, whole.options());
+  std::vector<Work> messages;
+  for_others([&](uint32_t other) {
+    const auto at = other < rank_ ? other : other - 1;
+    messages.push_back(receive(*group_, incoming.narrow(0, at * size, size), other, kReduce));
+    messages.push_back(send(*group_, whole.narrow(0, other * size, size), other, kReduce));
+  });
+  auto own = Alias(whole.narrow(0, rank_ * size, size), owner());
+  return {{std::move(messages), Alias(whole, owner()), Alias(incoming, owner())},
+          std::move(own),
+          Alias(incoming, owner())};
 }
 
 Pending Collectives::broadcast(at::Tensor tensor) {
@@ -115,14 +187,6 @@ Pending Collectives::broadcast(at::Tensor tensor) {
   }
   std::vector<at::Tensor> tensors{std::move(tensor)};
   return Pending(group_->broadcast(tensors));
-}
-
-Pending Collectives::add_up(at::Tensor tensor) {
-  if (ranks_ == 1) {
-    return {};
-  }
-  std::vector<at::Tensor> tensors{std::move(tensor)};
-  return Pending(group_->allreduce(tensors));
 }
 
 }  // namespace tenure::shard

@@ -4,16 +4,16 @@
 #pragma once
 
 #include <tenure/core/fence.h>
+#include <tenure/shard/alias.h>
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
-namespace at {
-class Tensor;
-}  // namespace at
 namespace c10d {
 class ProcessGroup;
 class Work;
@@ -21,11 +21,13 @@ class Work;
 
 namespace tenure::shard {
 
-// A collective under way. Its tensors live until it is done: the backend holds them.
+// A collective under way. What it reads and writes lives as long as this.
 class Pending {
  public:
   Pending();
   explicit Pending(c10::intrusive_ptr<c10d::Work> work);
+  // Messages between pairs of ranks, from one tensor into the other.
+  Pending(std::vector<c10::intrusive_ptr<c10d::Work>> messages, Alias from, Alias into);
   Pending(Pending&&) noexcept;
   Pending& operator=(Pending&&) noexcept;
   Pending(const Pending&) = delete;
@@ -34,11 +36,23 @@ class Pending {
 
   // Throws CollectiveError, which says what `what` was, if it fails or takes longer than `timeout`.
   void wait(std::chrono::milliseconds timeout, const std::string& what) const;
-  // Ready when the backend has done with its tensors, also if it has failed.
-  Fence done() const;
+  // It has failed. When the fence is ready the backend has done with its tensors.
+  Fence give_up();
 
  private:
-  c10::intrusive_ptr<c10d::Work> work_;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  std::array<Alias, 2> tensors_;
+  bool messages_ = false;
+};
+
+// A sum over ranks under way.
+struct Sum {
+  Pending pending;
+  Alias own;       // this rank's part of what it gave, or the sum already
+  Alias incoming;  // the other ranks' parts, one after the other, if they are added up here
+
+  // REQUIRES: waited for. A tensor that is no larger than it must be.
+  at::Tensor result();
 };
 
 // Every rank's `piece`, one after the other, into `whole`.
@@ -58,14 +72,17 @@ class Collectives {
 
   Pending gather(at::Tensor whole, at::Tensor piece);
   // The sum over ranks of this rank's piece of `whole`; what is in `whole` afterwards is undefined.
-  // The result is a view of `whole` or a tensor of its own, to be read once the collective is done.
-  Pending reduce(at::Tensor whole, at::Tensor& sum);
+  Sum reduce(at::Tensor whole);
   // Rank 0's values for all, in place.
   Pending broadcast(at::Tensor tensor);
-  // The sum over ranks, in place.
-  Pending add_up(at::Tensor tensor);
-
  private:
+  // Whether messages between pairs of ranks do better than the backend's collectives: on Gloo they
+  // go straight to where they belong, where its collectives copy, and nothing is sent twice.
+  bool by_messages(const at::Tensor& tensor) const;
+
+  template <class Do>
+  void for_others(Do todo) const;
+
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   uint32_t rank_ = 0;
   uint32_t ranks_ = 1;

@@ -30,6 +30,7 @@ class Flat {
   const std::vector<std::string>& names() const { return names_; }
   uint64_t gathered_bytes() const;
   uint64_t piece_bytes() const;
+  c10::ScalarType kept_type() const { return piece_.type(); }
 
   // All of the storage that is gathered and released.
   at::Tensor whole() const { return whole_.tensor(); }

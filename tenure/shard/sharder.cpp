@@ -96,6 +96,7 @@ void Sharder::begin_pass() {
   order_.end_pass();
   ++passes_;
   finish_sums();
+  done_.clear();
   for (uint32_t i = 0; i < units_.size(); ++i) {
     auto& unit = units_[i];
     unit.users = 0;
@@ -144,11 +145,11 @@ void Sharder::finish_gather(Unit& unit, Use use) {
 }
 
 void Sharder::abandon(Unit& unit) {
-  const auto begun = std::exchange(unit.gathering, {});
+  auto begun = std::exchange(unit.gathering, {});
   unit.become(Life::released);
   gathered_bytes_ -= unit.stats.bytes;
   for (size_t i = 0; i < begun.size(); ++i) {
-    unit.flats[i].abandon(begun[i].done());
+    unit.flats[i].abandon(begun[i].give_up());
   }
 }
 
@@ -224,6 +225,9 @@ void Sharder::take(uint32_t number, uint32_t index, size_t parameter, const at::
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_grad;
   auto& unit = units_.at(number);
+  if (unit.gradients.at(index).empty()) {
+    finish_sums();  // before memory for more: by now the last one is done, or nearly
+  }
   const auto owner = intern_owner(OwnerKind::gradient, fitting(unit.name));
   unit.gradients.at(index).take(unit.flats[index].layout(), parameter, gradient, options_.reduced,
                                 owner);
@@ -238,27 +242,24 @@ std::vector<Reduced> Sharder::reduce(uint32_t number) {
     return {};
   }
   agree({number, Phase::reduce});
-  // One unit at a time, so that no more than that is held for it.
-  auto before = finish_sums();
-  const auto owner = intern_owner(OwnerKind::gradient, fitting(unit.name));
+  finish_sums();  // one unit at a time, so that no more than that is held for it
   for (uint32_t i = 0; i < unit.flats.size(); ++i) {
     if (unit.gradients[i].empty()) {
       continue;
     }
     auto [all, came] = unit.gradients[i].hand_over(unit.flats[i].layout());
     current_.reduced_bytes += all.nbytes();
-    at::Tensor sum;
-    auto pending = collectives_.reduce(std::move(all), sum);
-    sums_.push_back({number, i, std::move(pending), Alias(sum, owner), std::move(came)});
+    sums_.push_back({number, i, collectives_.reduce(std::move(all)), std::move(came)});
   }
-  return before;
+  return std::exchange(done_, {});
 }
 
 std::vector<Reduced> Sharder::end_backward() {
   const std::lock_guard lock(mutex_);
   order_.use({0, Phase::end});
   const at::NoGradGuard no_grad;
-  return finish_sums();
+  finish_sums();
+  return std::exchange(done_, {});
 }
 
 void Sharder::drop_gradients() {
@@ -268,17 +269,15 @@ void Sharder::drop_gradients() {
   }
 }
 
-std::vector<Reduced> Sharder::finish_sums() {
-  std::vector<Reduced> out;
-  for (auto& done : std::exchange(sums_, {})) {
-    wait(done.pending, here({done.unit, Phase::reduce}));
-    // No larger than it is: a view would keep all of the buffer.
-    const auto kept = units_[done.unit].flats[done.flat].piece().scalar_type();
-    auto mean = done.sum.tensor().to(kept, /*non_blocking=*/false, /*copy=*/true);
-    mean.div_(static_cast<double>(collectives_.ranks()));
-    out.push_back({done.unit, done.flat, std::move(mean), std::move(done.came)});
+void Sharder::finish_sums() {
+  for (auto& adding : std::exchange(sums_, {})) {
+    wait(adding.sum.pending, here({adding.unit, Phase::reduce}));
+    auto mean = adding.sum.result().to(units_[adding.unit].flats[adding.flat].kept_type());
+    if (collectives_.ranks() > 1) {
+      mean.div_(static_cast<double>(collectives_.ranks()));
+    }
+    done_.push_back({adding.unit, adding.flat, std::move(mean), std::move(adding.came)});
   }
-  return out;
 }
 
 std::vector<at::Tensor> Sharder::join(uint32_t number, uint32_t index,

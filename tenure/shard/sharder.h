@@ -82,11 +82,10 @@ class Sharder {
     void become(Life next);
   };
   // Gradients that are being added up.
-  struct Sum {
+  struct Adding {
     uint32_t unit;
     uint32_t flat;
-    Pending pending;
-    Alias sum;
+    Sum sum;
     std::vector<bool> came;
   };
 
@@ -95,7 +94,7 @@ class Sharder {
   void abandon(Unit& unit);
   void release(Unit& unit, Phase phase);
   void prefetch();
-  std::vector<Reduced> finish_sums();
+  void finish_sums();
   // Before a use that starts collectives.
   void agree(Use use);
   void wait(const Pending& pending, const Place& place);
@@ -109,7 +108,8 @@ class Sharder {
   Options options_;
   std::vector<Unit> units_;
   Order order_;
-  std::vector<Sum> sums_;
+  std::vector<Adding> sums_;      // being added up
+  std::vector<Reduced> done_;  // not asked for yet
   uint64_t passes_ = 0;
   uint64_t gathered_bytes_ = 0;
   uint64_t needed_bytes_ = 0;
