@@ -1,6 +1,6 @@
 """What sharding costs beside its peers: ranks on Gloo, one thread each, arms in turn in one run.
 
-    python bench/shard.py [--ranks 2] [--model mlp|gpt|llama] [--rounds 5] [--steps 2] [--arms tenure,FSDP2]
+    python bench/shard.py [--ranks 2] [--model mlp|gpt|llama] [--rounds 5] [--arms tenure,FSDP2]
 
 Each round trains a few steps under every arm, in turn, and the figure is the median over rounds.
 `plain` trains without any communication, so it is what the same work takes on one rank. The peak is
@@ -259,17 +259,28 @@ def main() -> None:
 def show(
     options: argparse.Namespace, times: dict[str, list[float]], alone: dict[str, dict]
 ) -> None:
-    columns = ["arm", "ms a step", "× plain", "× FSDP2", "peak MB", "gathered MB", "least", "lag µs"]
+    columns = [
+        "arm",
+        "ms a step",
+        "× plain",
+        "× FSDP2",
+        "peak MB",
+        "gathered MB",
+        "least",
+        "lag µs",
+    ]
     table = tables.Table(f"shard-{options.model}-{options.ranks}", columns)
     median = {name: statistics.median(found) for name, found in times.items()}
     for name in options.arms:
         stats = alone[name]["stats"]
         cells = [name, f"{1e3 * median[name]:.0f}"]
-        for other in ("plain", "FSDP2"):
-            cells.append(f"{median[name] / median[other]:.2f}" if other in median else "")
+        cells += [
+            f"{median[name] / median[other]:.2f}" if other in median else ""
+            for other in ("plain", "FSDP2")
+        ]
         cells.append(f"{alone[name]['peak'] / 1e6:.1f}")
-        for figure in ("peak_gathered", "peak_needed"):
-            cells.append(f"{stats[figure] / 1e6:.1f}" if stats else "")
+        gathered = ("peak_gathered", "peak_needed")
+        cells += [f"{stats[figure] / 1e6:.1f}" if stats else "" for figure in gathered]
         cells.append(f"{stats['lag_us']:.1f}" if stats else "")
         table.add(cells, arm=name, seconds=times[name], peak=alone[name]["peak"], **stats)
     table.show()

@@ -21,7 +21,8 @@ shard::Phase phase_named(const std::string& name) {
 }
 
 std::unique_ptr<shard::Sharder> make(const Group& group, const Group& side,
-                                     const c10::intrusive_ptr<c10d::Store>& store, std::optional<at::ScalarType> gathered,
+                                     const c10::intrusive_ptr<c10d::Store>& store,
+                                     std::optional<at::ScalarType> gathered,
                                      std::optional<at::ScalarType> reduced, bool keep,
                                      uint32_t prefetch, std::optional<uint64_t> prefetch_bytes,
                                      double timeout) {
@@ -32,8 +33,8 @@ std::unique_ptr<shard::Sharder> make(const Group& group, const Group& side,
   options.prefetch = prefetch;
   options.prefetch_bytes = prefetch_bytes.value_or(options.prefetch_bytes);
   options.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout * 1e3));
-  return std::make_unique<shard::Sharder>(
-      shard::Collectives(group), shard::Agreement(side, store, options.timeout), options);
+  return std::make_unique<shard::Sharder>(shard::Collectives(group),
+                                          shard::Agreement(side, store, options.timeout), options);
 }
 
 void bind_stats(py::module_& m) {
@@ -68,8 +69,9 @@ void bind_shard(py::module_& m) {
       .def_readonly("mean", &shard::Reduced::mean)
       .def_readonly("came", &shard::Reduced::came);
   py::class_<shard::Sharder>(m, "Sharder")
-      .def(py::init(&make), py::arg("group"), py::arg("side"), py::arg("store"), py::arg("gathered"), py::arg("reduced"),
-           py::arg("keep"), py::arg("prefetch"), py::arg("prefetch_bytes"), py::arg("timeout"))
+      .def(py::init(&make), py::arg("group"), py::arg("side"), py::arg("store"),
+           py::arg("gathered"), py::arg("reduced"), py::arg("keep"), py::arg("prefetch"),
+           py::arg("prefetch_bytes"), py::arg("timeout"))
       .def("add", &shard::Sharder::add, py::arg("name"), py::arg("names"), py::arg("values"),
            NoGil())
       .def(

@@ -698,7 +698,7 @@ class Sharder:
         self,
         group: torch.distributed.ProcessGroup,
         side: torch.distributed.ProcessGroup,
-        store: torch.distributed.Store,
+        store: torch.distributed.distributed_c10d.Store,
         gathered: torch.dtype | None,
         reduced: torch.dtype | None,
         keep: bool,

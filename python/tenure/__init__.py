@@ -24,8 +24,8 @@ from tenure._paths import cmake_prefix_path
 
 __all__ = [
     "BudgetError",
-    "CollectiveError",
     "Census",
+    "CollectiveError",
     "Explanation",
     "Fence",
     "InputError",

@@ -73,13 +73,13 @@ void Agreement::require(const Place& place, const std::string& here, const Tell&
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
     const auto* theirs = all.const_data_ptr<int64_t>() + rank * mine.size();
     if (!std::equal(mine.begin(), mine.end(), theirs)) {
-      elsewhere += text(elsewhere.empty() ? "" : ", ", "rank ", rank, " is ",
-                        tell(unpacked(theirs)));
+      elsewhere +=
+          text(elsewhere.empty() ? "" : ", ", "rank ", rank, " is ", tell(unpacked(theirs)));
     }
   }
   if (!elsewhere.empty()) {
-    throw CollectiveError(text("ranks do not use the same units: rank ", rank_, " is ", here,
-                               ", ", elsewhere,
+    throw CollectiveError(text("ranks do not use the same units: rank ", rank_, " is ", here, ", ",
+                               elsewhere,
                                "; every rank must run the same modules in the same order"));
   }
 }
@@ -106,9 +106,9 @@ std::string Agreement::ask_others(const std::string& here) {
       std::this_thread::sleep_for(kPause);
     }
     out += text(out.empty() ? "rank " : ", rank ", rank);
-    const auto told = store_->check({failed})                 ? failed
+    const auto told = store_->check({failed})            ? failed
                       : store_->check({key("at", rank)}) ? key("at", rank)
-                                                              : std::string();
+                                                         : std::string();
     if (told.empty()) {
       out += " does not answer";
       continue;

@@ -1,5 +1,5 @@
-// Alias: a tensor of one dimension that is kept past a call. What keeps its storage alive is a lease,
-// and the tensor itself is made anew whenever it is wanted.
+// Alias: a tensor of one dimension that is kept past a call. What keeps its storage alive is a
+// lease, and the tensor itself is made anew whenever it is wanted.
 #pragma once
 
 #include <tenure/core/hold.h>

@@ -150,8 +150,8 @@ Pending Collectives::gather(at::Tensor whole, at::Tensor piece) {
   }
   std::vector<Work> messages;
   for_others([&](uint32_t other) {
-    messages.push_back(receive(*group_, whole.narrow(0, other * piece.numel(), piece.numel()),
-                               other, kGather));
+    messages.push_back(
+        receive(*group_, whole.narrow(0, other * piece.numel(), piece.numel()), other, kGather));
     messages.push_back(send(*group_, piece, other, kGather));
   });
   whole.narrow(0, rank_ * piece.numel(), piece.numel()).copy_(piece);

@@ -75,6 +75,7 @@ class Collectives {
   Sum reduce(at::Tensor whole);
   // Rank 0's values for all, in place.
   Pending broadcast(at::Tensor tensor);
+
  private:
   // Whether messages between pairs of ranks do better than the backend's collectives: on Gloo they
   // go straight to where they belong, where its collectives copy, and nothing is sent twice.

@@ -22,8 +22,8 @@ Layout layout_of(const std::vector<at::Tensor>& values, uint32_t ranks, c10::Sca
   for (const auto& value : values) {
     sizes.push_back(static_cast<uint64_t>(value.numel()));
   }
-  const auto smaller = std::min(values.front().element_size(),
-                                static_cast<int64_t>(c10::elementSize(gathered)));
+  const auto smaller =
+      std::min(values.front().element_size(), static_cast<int64_t>(c10::elementSize(gathered)));
   return lay_out(sizes, ranks, kAlignment / static_cast<uint64_t>(smaller));
 }
 
@@ -153,7 +153,8 @@ void Flat::release(const Releaser& by) {
   release_storage(whole(), by);
   if (!name.empty()) {
     throw MutationError(text("parameter '", name, "' was written to while it was gathered, in ",
-                             by.site, ": the write is lost, for each rank keeps its own piece; "
+                             by.site,
+                             ": the write is lost, for each rank keeps its own piece; "
                              "write to the pieces that model.parameters() gives"));
   }
 }

@@ -25,7 +25,8 @@ Layout lay_out(std::span<const uint64_t> sizes, uint32_t ranks, uint64_t alignme
     out.parameters.push_back({at, size});
     at = rounded_up(at + size, alignment);
   }
-  out.size = rounded_up(std::max<uint64_t>(at, 1), alignment * ranks);  // a storage of no bytes has no life
+  out.size = rounded_up(std::max<uint64_t>(at, 1),
+                        alignment * ranks);  // a storage of no bytes has no life
   return out;
 }
 

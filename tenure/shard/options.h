@@ -17,7 +17,7 @@ enum class AfterForward : uint8_t {
 
 struct Options {
   std::optional<c10::ScalarType> gathered;  // dtype of gathered parameters; none: as they are kept
-  std::optional<c10::ScalarType> reduced;   // dtype in which gradients are added up; none: their own
+  std::optional<c10::ScalarType> reduced;  // dtype in which gradients are added up; none: their own
   AfterForward after_forward = AfterForward::release;
   uint32_t prefetch = 1;  // units that are gathered ahead
   // Units are gathered ahead only as long as all that is gathered stays below.

@@ -29,9 +29,7 @@ void Sharder::Unit::become(Life next) {
 }
 
 Sharder::Sharder(Collectives collectives, Agreement agreement, Options options)
-    : collectives_(std::move(collectives)),
-      agreement_(std::move(agreement)),
-      options_(options) {}
+    : collectives_(std::move(collectives)), agreement_(std::move(agreement)), options_(options) {}
 
 Sharder::~Sharder() = default;
 
@@ -76,8 +74,8 @@ void Sharder::agree(Use use) {
   }
   auto own = tell(here(use));
   if (const auto instead = order_.instead()) {
-    own += text(", after it went another way than the pass before, which was there ",
-                tell(*instead));
+    own +=
+        text(", after it went another way than the pass before, which was there ", tell(*instead));
   }
   agreement_.require(here(use), own, [this](const Place& place) { return tell(place); });
 }

@@ -108,7 +108,7 @@ class Sharder {
   Options options_;
   std::vector<Unit> units_;
   Order order_;
-  std::vector<Adding> sums_;      // being added up
+  std::vector<Adding> sums_;   // being added up
   std::vector<Reduced> done_;  // not asked for yet
   uint64_t passes_ = 0;
   uint64_t gathered_bytes_ = 0;

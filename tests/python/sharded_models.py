@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import distributed as dist
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 WORDS = 31

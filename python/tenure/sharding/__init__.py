@@ -85,8 +85,8 @@ def _group_of(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup
         if group.ndim != 1:
             raise InputError(f"a DeviceMesh of one dimension shards; this one has {group.ndim}")
         return group.get_group()
-    found = group if group is not None else dist.group.WORLD
-    if found is dist.GroupMember.NON_GROUP_MEMBER:
+    found: object = group if group is not None else dist.group.WORLD
+    if found == dist.GroupMember.NON_GROUP_MEMBER:
         raise InputError("this rank is not in the group")
     if not isinstance(found, dist.ProcessGroup):
         raise InputError(f"group is a process group or a DeviceMesh, not {found!r}")
@@ -107,9 +107,7 @@ def _check_settings(
     if not timeout > 0:
         raise InputError(f"timeout is a number of seconds, not {timeout}")
     for name, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype)):
-        if dtype is not None and not (
-            isinstance(dtype, torch.dtype) and dtype.is_floating_point
-        ):
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise InputError(f"{name} is a floating-point dtype like torch.bfloat16, not {dtype}")
 
 

@@ -12,12 +12,7 @@ from tenure.errors import InputError
 
 __all__ = ["Choice", "Home", "Member", "Units", "choose"]
 
-Units = (
-    None
-    | type[nn.Module]
-    | Iterable[type[nn.Module] | str]
-    | Callable[[str, nn.Module], bool]
-)
+Units = None | type[nn.Module] | Iterable[type[nn.Module] | str] | Callable[[str, nn.Module], bool]
 
 
 @dataclass(frozen=True)
@@ -92,9 +87,7 @@ def _chosen(named: dict[str, nn.Module], units: Units) -> list[str]:
             fits = [name for name, module in named.items() if name and isinstance(module, unit)]
         if not fits:
             what = repr(unit) if isinstance(unit, str) else unit.__name__
-            raise InputError(
-                f"units: no module of the model is {what}; it has {_some_of(named)}"
-            )
+            raise InputError(f"units: no module of the model is {what}; it has {_some_of(named)}")
         found += fits
     return [name for name in named if name in set(found)]
 

@@ -26,6 +26,7 @@ class Piece(torch.Tensor):
 
     @staticmethod
     def of(tensor: torch.Tensor, group: dist.ProcessGroup) -> Piece:
+        """The same memory, as a piece of what the group has together."""
         piece = tensor.as_subclass(Piece)
         piece.group = group
         return piece
@@ -34,10 +35,11 @@ class Piece(torch.Tensor):
     def __torch_function__(
         cls,
         func: _Function,
-        types: Sequence[type],  # noqa: ARG003
+        types: Sequence[type],
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Norms and the check of `GradScaler` over all ranks, all else on this one."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if func is torch._foreach_norm:
@@ -57,7 +59,8 @@ def _is_of_all(func: _Function, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     """Whether it is one number; by rows and columns a piece has none."""
     if len(args) > 2 or kwargs.get("dim") is not None or kwargs.get("keepdim"):
         raise ValueError(
-            f"{func.__name__}() of a sharded gradient is that of the whole: leave out dim and keepdim"
+            f"{func.__name__}() of a sharded gradient is that of the whole: "
+            "leave out dim and keepdim"
         )
     return True
 

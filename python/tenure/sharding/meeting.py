@@ -1,4 +1,4 @@
-"""Where ranks meet beside their collectives: to see that they do the same, and to say who does not."""
+"""Where ranks meet beside their collectives: to see that they do the same, or who does not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tenure.sharding.choosing import Choice
 
 __all__ = ["meeting_of", "require_same"]
 
-def meeting_of(group: dist.ProcessGroup, timeout: float) -> tuple[dist.ProcessGroup, dist.Store]:
+
+def meeting_of(group: dist.ProcessGroup, timeout: float) -> tuple[dist.ProcessGroup, c10d.Store]:
     """A group of the same ranks on the host, and a store that they alone use."""
     ranks = dist.get_process_group_ranks(group)
     side = dist.new_group(
@@ -23,7 +24,7 @@ def meeting_of(group: dist.ProcessGroup, timeout: float) -> tuple[dist.ProcessGr
         use_local_synchronization=True,
         group_desc="tenure.shard",
     )
-    return side, dist.PrefixStore(f"tenure/{side.group_name}", c10d._get_default_store())
+    return side, c10d.PrefixStore(f"tenure/{side.group_name}", c10d._get_default_store())
 
 
 def require_same(choices: list[Choice], how: str, side: dist.ProcessGroup) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from tenure.errors import InputError
 
@@ -27,6 +28,17 @@ def _needing_grad(tree: object) -> Iterator[torch.Tensor]:
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             yield leaf
+
+
+# torch's stubs leave these out.
+def _hook(tensor: Any, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:
+    handle: RemovableHandle = tensor.register_hook(hook)
+    return handle
+
+
+def _metadata(node: Any) -> dict[Any, Any]:
+    found: dict[Any, Any] = node.metadata
+    return found
 
 
 class _Call:
@@ -51,8 +63,8 @@ class _Call:
         for tensor in _needing_grad(tree):
             self.inputs += 1
             if tensor.grad_fn is None:
-                self.unit.model.leaf_hooks.append(tensor.register_hook(self._cross))
-            elif (border := tensor.grad_fn.metadata.get(_Border)) is not None:
+                self.unit.model.leaf_hooks.append(_hook(tensor, self._cross))
+            elif (border := _metadata(tensor.grad_fn).get(_Border)) is not None:
                 border.crossed_by.append(self._cross)
             else:
                 tensor.grad_fn.register_prehook(self._cross)
@@ -60,9 +72,9 @@ class _Call:
     def watch_outputs(self, tree: object) -> None:
         for tensor in _needing_grad(tree):
             border = _Border(self._enter)
-            tensor.register_hook(border.cross)
+            _hook(tensor, border.cross)
             if tensor.grad_fn is not None:
-                tensor.grad_fn.metadata.setdefault(_Border, border)
+                _metadata(tensor.grad_fn).setdefault(_Border, border)
 
     def _enter(self) -> None:
         if not self.entered:
@@ -114,6 +126,7 @@ class Unit:
     """
 
     def __init__(self, number: int, model: Sharded, flats: list[list[nn.Parameter]]) -> None:
+        """Watches the gradients of the gathered parameters, which are given by flat."""
         self.number = number
         self.model = model
         self.needs: list[Unit] = []  # others that own a parameter that is used here
@@ -126,9 +139,11 @@ class Unit:
             for index, parameter in enumerate(parameters):
                 if parameter.requires_grad:
                     self._expected += 1
-                    parameter.register_post_accumulate_grad_hook(self._taker(flat, index))
+                    add: Any = parameter.register_post_accumulate_grad_hook
+                    add(self._taker(flat, index))
 
     def install(self, module: nn.Module) -> None:
+        """From now on the module's forward gathers and releases."""
         module.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
         module.register_forward_hook(self._after, with_kwargs=True, always_call=True)
 
@@ -156,6 +171,7 @@ class Unit:
     # Backward.
 
     def enter_backward(self, call: _Call) -> None:
+        """A backward comes to what this call has returned."""
         self.model.backward_runs()
         if not self._calls:
             self._backward = current_backward()

@@ -25,6 +25,7 @@ class Sharded:
     def __init__(
         self, choices: list[Choice], sharder: _C.Sharder, group: dist.ProcessGroup
     ) -> None:
+        """Takes over the parameters of these units: the model is sharded when this returns."""
         self.sharder = sharder
         self.adds_up = True
         self.leaf_hooks: list[RemovableHandle] = []  # of inputs that no function made
@@ -79,9 +80,7 @@ class Sharded:
         """The gradients that there are, whole, by name. A collective."""
         return self._whole(lambda piece: piece.grad)
 
-    def _whole(
-        self, of: Callable[[nn.Parameter], torch.Tensor | None]
-    ) -> dict[str, torch.Tensor]:
+    def _whole(self, of: Callable[[nn.Parameter], torch.Tensor | None]) -> dict[str, torch.Tensor]:
         """What the parameters have of one kind, put together; those that have none are left out."""
         out: dict[str, torch.Tensor] = {}
         for unit, flats in enumerate(self._pieces):
@@ -92,15 +91,14 @@ class Sharded:
                 plain = [None if one is None else one.as_subclass(torch.Tensor) for one in found]
                 whole = self.sharder.join(unit, flat, plain)
                 names = self._names[unit][flat]
-                for name, had, tensor in zip(names, found, whole, strict=True):
-                    if had is not None:
-                        out[name] = tensor
+                told = zip(names, found, whole, strict=True)
+                out |= {name: tensor for name, had, tensor in told if had is not None}
         return out
 
     # Called by units.
 
     def begin(self) -> None:
-        """A module is entered; the outermost one begins a pass, unless backward computes it anew."""
+        """A module is entered; the outermost one begins a pass, unless backward computes it."""
         if self._depth == 0 and current_backward() == -1:
             for hook in self.leaf_hooks:
                 hook.remove()
@@ -114,9 +112,11 @@ class Sharded:
         self._depth += 1
 
     def end(self) -> None:
+        """The module is left, in any way."""
         self._depth -= 1
 
     def backward_runs(self) -> None:
+        """Has the end of the backward that runs told, once."""
         number = current_backward()
         if number not in self._backwards:
             self._backwards.add(number)

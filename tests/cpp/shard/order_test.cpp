@@ -1,5 +1,6 @@
-#include <tenure/shard/life.h>
 #include <tenure/shard/order.h>
+
+#include <tenure/shard/life.h>
 
 #include <gtest/gtest.h>
 
@@ -17,12 +18,8 @@ void pass(Order& order, const std::vector<Use>& uses) {
   order.end_pass();
 }
 
-const std::vector<Use> kStep{{0, Phase::forward},
-                             {1, Phase::forward},
-                             {1, Phase::backward},
-                             {1, Phase::reduce},
-                             {0, Phase::backward},
-                             {0, Phase::reduce}};
+const std::vector<Use> kStep{{0, Phase::forward}, {1, Phase::forward},  {1, Phase::backward},
+                             {1, Phase::reduce},  {0, Phase::backward}, {0, Phase::reduce}};
 
 TEST(Order, NothingIsKnownInTheFirstPass) {
   Order order;

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from sharded_models import Net, batch_of, loss_of
-from ranks import run_ranks
 from torch import nn
 
 import tenure
+from ranks import run_ranks
+from sharded_models import Net, batch_of, loss_of
 
 
-class Deliberate(Exception):
+class DeliberateError(Exception):
     pass
 
 
 def fail(*_: Any) -> None:
-    raise Deliberate
+    raise DeliberateError
 
 
 def resident() -> int:
@@ -35,12 +35,12 @@ def one_step(model: Net, optimizer: torch.optim.Optimizer, batch: torch.Tensor, 
     block = model.blocks[1]
     if fault == "forward":
         hook = block.down.register_forward_hook(fail)
-        with pytest.raises(Deliberate):
+        with pytest.raises(DeliberateError):
             loss_of(model, batch)
         hook.remove()
     elif fault == "backward":
         hook = block.down.register_full_backward_pre_hook(fail)
-        with pytest.raises(Deliberate):
+        with pytest.raises(DeliberateError):
             loss_of(model, batch).backward()
         hook.remove()
     elif fault == "no backward":

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from sharded_models import Net
-from ranks import run_ranks
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import tenure
+from ranks import run_ranks
+from sharded_models import Net
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from sharded_models import Net, batch_of, loss_of
-from ranks import run_ranks
 from torch import nn
 
 import tenure
+from ranks import run_ranks
+from sharded_models import Net, batch_of, loss_of
 
 
 def aliases_of(model: Net) -> dict[str, torch.Tensor]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from sharded_models import Net, average_gradients, batch_of, loss_of
-from ranks import run_ranks
 from torch import nn
 
 import tenure
+from ranks import run_ranks
+from sharded_models import Net, average_gradients, batch_of, loss_of
 
 STEPS = 6
 Figures = list[tuple[float, float, float, float]]
