@@ -33,13 +33,13 @@ at::Tensor part(const at::Tensor& tensor, Range range) {
 
 // "layers.3: weight, bias", as long as it may be.
 std::string owner_name(const std::string& unit, const std::vector<std::string>& names) {
-  constexpr size_t kNamed = 6;
+  constexpr size_t named = 6;
   auto out = unit;
-  for (size_t i = 0; i < std::min(names.size(), kNamed); ++i) {
+  for (size_t i = 0; i < std::min(names.size(), named); ++i) {
     out += text(i == 0 ? ": " : ", ", names[i]);
   }
-  if (names.size() > kNamed) {
-    out += text(" and ", names.size() - kNamed, " more");
+  if (names.size() > named) {
+    out += text(" and ", names.size() - named, " more");
   }
   return out;
 }

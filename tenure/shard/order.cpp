@@ -27,7 +27,7 @@ bool Order::use(Use use) {
     instead_ = at < known_.size() ? std::optional(known_[at]) : std::nullopt;
   }
   current_.push_back(use);
-  return following_ && !(at == 0 && changed_);
+  return following_ && (at != 0 || !changed_);
 }
 
 void Order::end_pass() {

@@ -42,18 +42,18 @@ class Sharder {
   void begin_pass();
 
   // The unit is needed now. It is ready when this returns, until as many calls of leave().
-  void enter(uint32_t unit, Phase phase);
+  void enter(uint32_t number, Phase phase);
   // A use is over; the last one releases the unit.
-  void leave(uint32_t unit, Phase phase);
+  void leave(uint32_t number, Phase phase);
 
   // The unit was still in use a moment ago: its release lags behind this moment at most.
   void touch(uint32_t unit);
 
   // A parameter's gradient has come; what came before is added to.
-  void take(uint32_t unit, uint32_t flat, size_t parameter, const at::Tensor& gradient);
+  void take(uint32_t number, uint32_t index, size_t parameter, const at::Tensor& gradient);
   // Starts adding up over ranks what has come for the unit; nothing came: nothing happens. Returns
   // the sums that were started before, if any were.
-  std::vector<Reduced> reduce(uint32_t unit);
+  std::vector<Reduced> reduce(uint32_t number);
   // A backward is over: waits for the sums that were started last.
   std::vector<Reduced> end_backward();
   // A backward was given up: what came of its gradients goes.
@@ -61,7 +61,8 @@ class Sharder {
 
   // Whole tensors from pieces of any kind: values, gradients, what an optimizer has. One for each
   // parameter of the flat, all of one dtype; an undefined one counts as zero. A collective.
-  std::vector<at::Tensor> join(uint32_t unit, uint32_t flat, const std::vector<at::Tensor>& pieces);
+  std::vector<at::Tensor> join(uint32_t number, uint32_t index,
+                               const std::vector<at::Tensor>& pieces);
 
   bool is_ready(uint32_t unit) const;
   Stats stats() const;
