@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,7 +37,8 @@ class Sharded:
         self._pieces: list[list[list[nn.Parameter]]] = []
         self._names: list[list[list[str]]] = []
         made = [self._make(choice) for choice in choices]
-        self._units = made
+        # Modules and graphs have the units, and those have this: a cycle would outlive the model.
+        self._units = [weakref.ref(unit) for unit in made]
         for unit, choice in zip(made, choices, strict=True):
             unit.needs = [made[number] for number in sorted(choice.needs)]
             unit.install(choice.module)
@@ -106,10 +108,13 @@ class Sharded:
             if self._backwards:  # one that has never ended
                 self._backwards.clear()
                 self.sharder.drop_gradients()
-                for unit in self._units:
+                for unit in self._living():
                     unit.forget()
             self.sharder.begin_pass()
         self._depth += 1
+
+    def _living(self) -> list[Unit]:
+        return [unit for one in self._units if (unit := one()) is not None]
 
     def end(self) -> None:
         """The module is left, in any way."""
@@ -125,7 +130,7 @@ class Sharded:
             )
 
     def _backward_ended(self, number: int) -> None:
-        for unit in self._units:
+        for unit in self._living():
             unit.end_backward(number)
         self.set_gradients(self.sharder.end_backward())
         self._backwards.discard(number)

@@ -58,8 +58,11 @@ def unchanged(model: nn.Module, before: dict[str, nn.Parameter]) -> None:
     assert "tenure" not in model.__dict__
 
 
-@pytest.mark.usefixtures("_alone")
 def test_models_that_cannot_be_sharded() -> None:
+    run_ranks(refused, 1)
+
+
+def refused(_rank: int, _world: int) -> None:
     meta = nn.Linear(2, 2, device="meta")
     with pytest.raises(tenure.InputError, match="weight is on the meta device"):
         tenure.shard(meta)

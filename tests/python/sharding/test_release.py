@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from typing import Any
 
@@ -101,8 +102,21 @@ def outside(_rank: int, _world: int) -> None:
     model[0](torch.zeros(1, 4))  # a unit on its own is gathered
 
 
+def gone(rank: int, _world: int) -> None:
+    """All goes with the model, and Python's collector is not needed for it."""
+    gc.collect()
+    gc.disable()
+    before = tenure.ledger().bytes
+    model = tenure.shard(Net())
+    loss_of(model, batch_of(rank, 0)).backward()
+    assert tenure.ledger().bytes > before
+    del model
+    assert tenure.ledger().bytes == before
+    gc.enable()
+
+
 def all_cases(rank: int, world: int) -> None:
-    for case in (released, written, outside):
+    for case in (released, written, outside, gone):
         case(rank, world)
 
 
