@@ -91,11 +91,6 @@ struct Files {
   }
 };
 
-// The kernel walks all pages of the process, some 7 ms a gigabyte. Where a walk is dear, the thread
-// sleeps so many times as long, so that a program that uses all cores does not feel it.
-constexpr std::chrono::milliseconds kDear{5};
-constexpr int kSleeps = 250;
-
 // A thread that no signal of the program's is delivered to.
 template <class Body>
 std::jthread quiet_thread(Body body) {
@@ -207,15 +202,12 @@ struct Sampler::State {
   void run(const std::stop_token& stop) {
     ::pthread_setname_np(::pthread_self(), "tenure-sampler");
     while (!stop.stop_requested()) {
-      const auto begin = Clock::now();
       if (const auto walk = files.walk()) {
         latest.publish(*walk);
       }
-      const auto took = std::chrono::ceil<std::chrono::milliseconds>(Clock::now() - begin);
       std::unique_lock lock(wake);
-      const auto asked = period;
-      const auto slept = took < kDear ? asked : std::max(asked, took * kSleeps);
-      woken.wait_for(lock, stop, slept, [&] { return period < asked; });
+      const auto slept = period;
+      woken.wait_for(lock, stop, slept, [&] { return period < slept; });
     }
   }
 };

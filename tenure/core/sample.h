@@ -109,9 +109,8 @@ class Sampler {
 
   [[nodiscard]] Sample sample() const;
 
-  // ProcessSample::mapped is at most about `period` old while the Refresh lives, or, where reading
-  // it takes more than 5 ms, 250 times as old as that takes. Several may live at once: the shortest
-  // period counts. Throws InputError for a period that is not between 1 ms
+  // ProcessSample::mapped is at most about `period` old while the Refresh lives. Several may live
+  // at once: the shortest period counts. Throws InputError for a period that is not between 1 ms
   // and a day, Error when the thread cannot be started.
   [[nodiscard]] Refresh refresh(std::chrono::duration<double> period = std::chrono::seconds(1));
 
