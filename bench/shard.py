@@ -37,7 +37,6 @@ from torch.nn import functional as F  # noqa: N812
 import tenure
 
 Step = Callable[[], None]
-BARS = {"step": 0.8}
 
 
 class MlpBlock(nn.Module):
