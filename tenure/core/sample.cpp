@@ -64,7 +64,7 @@ struct Files {
     return out;
   }
 
-  // Some sandboxes have no smaps_rollup: nullopt.
+  // What the whole process maps. Some sandboxes have no smaps_rollup: nullopt.
   [[nodiscard]] std::optional<Walk> walk() const {
     const auto begin = Clock::now();
     std::array<char, 2048> buffer{};
@@ -79,17 +79,25 @@ struct Files {
     out.mapped.pss = *pss;
     out.mapped.pss_file = bytes_after("Pss_File:", text);
     out.mapped.rss = *rss;
+    return out;
+  }
+
+  void read_group(MappedSample& out) const {
     if (cgroup) {
-      out.mapped.cgroup_inactive_file = cgroup->inactive_file();
+      out.cgroup_inactive_file = cgroup->inactive_file();
       std::array<char, 4096> figures{};
       const auto mine = bytes_after("RssShmem:", status.read(figures)).value_or(0);
       if (const auto all = cgroup->shared()) {
-        out.mapped.cgroup_files_in_memory = std::max(*all - mine, int64_t{0});
+        out.cgroup_files_in_memory = std::max(*all - mine, int64_t{0});
       }
     }
-    return out;
   }
 };
+
+// The kernel goes through all pages of the process, some 7 ms a gigabyte. Where that is dear, it is
+// asked so many times as rarely, so that a program that uses all cores does not feel it.
+constexpr std::chrono::milliseconds kDear{5};
+constexpr int kRarely = 250;
 
 // A thread that no signal of the program's is delivered to.
 template <class Body>
@@ -201,8 +209,16 @@ struct Sampler::State {
 
   void run(const std::stop_token& stop) {
     ::pthread_setname_np(::pthread_self(), "tenure-sampler");
+    std::optional<Walk> walk;
+    auto next = Clock::now();
     while (!stop.stop_requested()) {
-      if (const auto walk = files.walk()) {
+      if (const auto begin = Clock::now(); begin >= next) {
+        walk = files.walk();
+        const auto took = Clock::now() - begin;
+        next = took < kDear ? begin : begin + took * kRarely;
+      }
+      if (walk) {
+        files.read_group(walk->mapped);
         latest.publish(*walk);
       }
       std::unique_lock lock(wake);

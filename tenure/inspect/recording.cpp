@@ -211,6 +211,13 @@ void Recording::commit() {
   file_->handle.execute("COMMIT");
 }
 
+int64_t Recording::cached_bytes() const {
+  int now = 0;
+  int most = 0;
+  sqlite3_db_status(file_->handle.file, SQLITE_DBSTATUS_CACHE_USED, &now, &most, 0);
+  return now;
+}
+
 void Recording::add(const StepRow& row) {
   file_->step.run(row.step, row.seconds, row.held, row.peak, row.births, row.born_bytes, row.deaths,
                   row.rss, row.files, row.pss, row.shared, row.cgroup, row.children, row.in_memory,
@@ -318,6 +325,7 @@ void Recording::forget_steps() {}
 void Recording::note(double /*seconds*/, std::string_view /*kind*/, std::string_view /*text*/) {}
 void Recording::add_origins() {}
 void Recording::thin() {}
+int64_t Recording::cached_bytes() const { return 0; }
 
 }  // namespace tenure::inspect
 

@@ -72,6 +72,8 @@ class Recording {
   void add(const Mark& mark);
   void forget_steps();  // and cuts; storages were in step 0
   void note(double seconds, std::string_view kind, std::string_view text);
+  // What SQLite keeps of it in memory.
+  int64_t cached_bytes() const;
 
  private:
   void add_origins();

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <iterator>
 #include <mutex>
@@ -104,7 +105,7 @@ struct Watch::State {
       const auto heap = mallinfo2();
       heap_bytes = static_cast<int64_t>(heap.uordblks + heap.hblkhd);
       heap_free = static_cast<int64_t>(heap.fordblks);
-      heap_held = observer().malloced_bytes();
+      heap_held = observer().malloced_bytes() + cached.load(std::memory_order_relaxed);
     }
     row.heap = std::max<int64_t>(0, heap_bytes - heap_held);
     row.heap_free = heap_free;
@@ -289,9 +290,11 @@ struct Watch::State {
         recording->put(key, value);
       }
       recording->commit();
+      cached.store(recording->cached_bytes(), std::memory_order_relaxed);
     } catch (const std::exception& error) {
       broken = error.what();
       recording.reset();
+      cached.store(0, std::memory_order_relaxed);
       observer().births().tell(false);
     }
   }
@@ -323,6 +326,7 @@ struct Watch::State {
   mutable std::mutex file_mutex;
   std::unique_ptr<Recording> recording;
   std::string broken;
+  std::atomic<int64_t> cached = 0;  // heap that is the recording's, after the last commit
 
   Sampler::Refresh refresh;
   Clock::Subscription steps_of_clock;
