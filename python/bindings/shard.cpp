@@ -20,20 +20,21 @@ shard::Phase phase_named(const std::string& name) {
   return name == "forward" ? shard::Phase::forward : shard::Phase::backward;
 }
 
-std::unique_ptr<shard::Sharder> make(const Group& group, const Group& side,
-                                     const c10::intrusive_ptr<c10d::Store>& store,
+std::unique_ptr<shard::Sharder> make(const Group& group, const std::optional<Group>& replicas,
+                                     const Group& side, const c10::intrusive_ptr<c10d::Store>& store,
                                      std::optional<at::ScalarType> gathered,
-                                     std::optional<at::ScalarType> reduced, bool keep,
+                                     std::optional<at::ScalarType> reduced, bool keep, bool on_host,
                                      uint32_t prefetch, std::optional<uint64_t> prefetch_bytes,
                                      double timeout) {
   shard::Options options;
   options.gathered = gathered;
   options.reduced = reduced;
   options.after_forward = keep ? shard::AfterForward::keep : shard::AfterForward::release;
+  options.pieces = on_host ? shard::Pieces::on_host : shard::Pieces::on_device;
   options.prefetch = prefetch;
   options.prefetch_bytes = prefetch_bytes.value_or(options.prefetch_bytes);
   options.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout * 1e3));
-  return std::make_unique<shard::Sharder>(shard::Collectives(group),
+  return std::make_unique<shard::Sharder>(shard::Collectives(group, replicas.value_or(Group())),
                                           shard::Agreement(side, store, options.timeout), options);
 }
 
@@ -69,11 +70,19 @@ void bind_shard(py::module_& m) {
       .def_readonly("mean", &shard::Reduced::mean)
       .def_readonly("came", &shard::Reduced::came);
   py::class_<shard::Sharder>(m, "Sharder")
-      .def(py::init(&make), py::arg("group"), py::arg("side"), py::arg("store"),
-           py::arg("gathered"), py::arg("reduced"), py::arg("keep"), py::arg("prefetch"),
+      .def(py::init(&make), py::arg("group"), py::arg("replicas"), py::arg("side"),
+           py::arg("store"), py::arg("gathered"), py::arg("reduced"), py::arg("keep"),
+           py::arg("on_host"), py::arg("prefetch"),
            py::arg("prefetch_bytes"), py::arg("timeout"))
-      .def("add", &shard::Sharder::add, py::arg("name"), py::arg("names"), py::arg("values"),
-           NoGil())
+      .def(
+          "add",
+          [](shard::Sharder& self, const std::string& name,
+             const std::vector<std::vector<std::string>>& names,
+             const std::vector<std::vector<at::Tensor>>& values, bool stays) {
+            return self.add(name, names, values,
+                            stays ? shard::Stay::whole_pass : shard::Stay::while_used);
+          },
+          py::arg("name"), py::arg("names"), py::arg("values"), py::arg("stays"), NoGil())
       .def(
           "parameters",
           [](shard::Sharder& self, uint32_t unit, uint32_t flat) {
@@ -122,6 +131,5 @@ void bind_shard(py::module_& m) {
             return self.join(unit, flat, given);
           },
           py::arg("unit"), py::arg("flat"), py::arg("pieces"))
-      .def("is_ready", &shard::Sharder::is_ready, py::arg("unit"))
       .def("stats", &shard::Sharder::stats);
 }

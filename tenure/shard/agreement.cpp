@@ -65,7 +65,7 @@ void Agreement::require(const Place& place, const std::string& here, const Tell&
   std::copy(mine.begin(), mine.end(), words.mutable_data_ptr<int64_t>());
   auto all = at::empty({static_cast<int64_t>(mine.size() * ranks_)}, at::kLong);
   try {
-    gather_into(*side_, all, words).wait(timeout_, text(here, " on rank ", rank_));
+    gather_into(*side_, all, words).wait(timeout_, [&] { return text(here, " on rank ", rank_); });
   } catch (const CollectiveError& error) {
     throw CollectiveError(text(error.what(), "; ", others(here)));
   }

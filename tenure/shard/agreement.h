@@ -39,6 +39,8 @@ class Agreement {
   Agreement& operator=(const Agreement&) = delete;
   ~Agreement();
 
+  uint32_t rank() const { return rank_; }
+
   // Waits for all ranks. `here` is the place in words. Throws CollectiveError if another rank is
   // elsewhere or does not come.
   void require(const Place& place, const std::string& here, const Tell& tell);

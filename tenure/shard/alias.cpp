@@ -4,6 +4,10 @@
 
 namespace tenure::shard {
 
+at::Tensor part(const at::Tensor& tensor, Range range) {
+  return tensor.narrow(0, static_cast<int64_t>(range.begin), static_cast<int64_t>(range.size));
+}
+
 at::Tensor Alias::tensor() const {
   const auto storage = lease_.storage();
   auto out = at::empty({0}, at::TensorOptions(type_).device(storage.device()));

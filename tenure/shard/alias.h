@@ -4,10 +4,14 @@
 
 #include <tenure/core/hold.h>
 #include <tenure/core/scope.h>
+#include <tenure/shard/layout.h>
 
 #include <ATen/core/Tensor.h>
 
 namespace tenure::shard {
+
+// Some elements of a tensor of one dimension, as a view.
+at::Tensor part(const at::Tensor& tensor, Range range);
 
 class Alias {
  public:

@@ -85,14 +85,14 @@ Pending::~Pending() {
   works_.clear();  // before what they read and write
 }
 
-void Pending::wait(std::chrono::milliseconds timeout, const std::string& what) const {
+void Pending::wait(std::chrono::milliseconds timeout, const Words& what) const {
   try {
     for (const auto& work : works_) {
       work->wait(timeout);
     }
   } catch (const std::exception& error) {
     const std::string_view said = error.what();
-    throw CollectiveError(text(what, " failed: ", said.substr(0, said.find('\n'))));
+    throw CollectiveError(text(what(), " failed: ", said.substr(0, said.find('\n'))));
   }
 }
 
@@ -119,10 +119,13 @@ Pending gather_into(c10d::ProcessGroup& group, at::Tensor whole, at::Tensor piec
   return Pending(gather_single(group, whole, piece));
 }
 
-Collectives::Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group)
+Collectives::Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group,
+                         c10::intrusive_ptr<c10d::ProcessGroup> replicas)
     : group_(std::move(group)),
+      replicas_(std::move(replicas)),
       rank_(static_cast<uint32_t>(group_->getRank())),
-      ranks_(static_cast<uint32_t>(group_->getSize())) {}
+      ranks_(static_cast<uint32_t>(group_->getSize())),
+      replicas_size_(replicas_ == nullptr ? 1 : static_cast<uint32_t>(replicas_->getSize())) {}
 Collectives::Collectives(Collectives&&) noexcept = default;
 Collectives& Collectives::operator=(Collectives&&) noexcept = default;
 Collectives::~Collectives() = default;
@@ -140,22 +143,21 @@ bool Collectives::by_messages(const at::Tensor& tensor) const {
   return ranks_ <= kMostByMessages && tensor.is_cpu() && group_->getBackendName() == "gloo";
 }
 
-Pending Collectives::gather(at::Tensor whole, at::Tensor piece) {
+Pending Collectives::gather(at::Tensor whole) {
   if (ranks_ == 1) {
-    whole.copy_(piece);
     return {};
   }
+  const auto size = whole.numel() / ranks_;
+  auto own = whole.narrow(0, rank_ * size, size);
   if (!by_messages(whole)) {
-    return gather_into(*group_, std::move(whole), std::move(piece));
+    return gather_into(*group_, std::move(whole), std::move(own));
   }
   std::vector<Work> messages;
   for_others([&](uint32_t other) {
-    messages.push_back(
-        receive(*group_, whole.narrow(0, other * piece.numel(), piece.numel()), other, kGather));
-    messages.push_back(send(*group_, piece, other, kGather));
+    messages.push_back(receive(*group_, whole.narrow(0, other * size, size), other, kGather));
+    messages.push_back(send(*group_, own, other, kGather));
   });
-  whole.narrow(0, rank_ * piece.numel(), piece.numel()).copy_(piece);
-  return {std::move(messages), Alias(piece, owner()), Alias(whole, owner())};
+  return {std::move(messages), Alias(own, owner()), Alias(whole, owner())};
 }
 
 Sum Collectives::reduce(at::Tensor whole) {
@@ -181,12 +183,23 @@ Sum Collectives::reduce(at::Tensor whole) {
           Alias(incoming, owner())};
 }
 
-Pending Collectives::broadcast(at::Tensor tensor) {
-  if (ranks_ == 1) {
+Pending Collectives::add_replicas(at::Tensor piece) {
+  if (replicas_size_ == 1) {
     return {};
   }
-  std::vector<at::Tensor> tensors{std::move(tensor)};
-  return Pending(group_->broadcast(tensors));
+  std::vector<at::Tensor> tensors{std::move(piece)};
+  return Pending(replicas_->allreduce(tensors));
+}
+
+void Collectives::broadcast(const at::Tensor& tensor,
+                            const std::function<void(const Pending&)>& wait) {
+  std::vector<at::Tensor> tensors{tensor};
+  if (replicas_size_ > 1) {  // the first of each group have the values of the very first
+    wait(Pending(replicas_->broadcast(tensors)));
+  }
+  if (ranks_ > 1) {
+    wait(Pending(group_->broadcast(tensors)));
+  }
 }
 
 }  // namespace tenure::shard

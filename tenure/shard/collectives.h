@@ -11,6 +11,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,8 @@ class Pending {
   ~Pending();
 
   // Throws CollectiveError, which says what `what` was, if it fails or takes longer than `timeout`.
-  void wait(std::chrono::milliseconds timeout, const std::string& what) const;
+  using Words = std::function<std::string()>;
+  void wait(std::chrono::milliseconds timeout, const Words& what) const;
   // It has failed. When the fence is ready the backend has done with its tensors.
   Fence give_up();
 
@@ -60,7 +62,10 @@ Pending gather_into(c10d::ProcessGroup& group, at::Tensor whole, at::Tensor piec
 
 class Collectives {
  public:
-  explicit Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group);
+  // Each rank of `group` has a piece of its own. Ranks of `replicas`, if there is that group, have
+  // the same piece.
+  explicit Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group,
+                       c10::intrusive_ptr<c10d::ProcessGroup> replicas = {});
   Collectives(Collectives&&) noexcept;
   Collectives& operator=(Collectives&&) noexcept;
   Collectives(const Collectives&) = delete;
@@ -69,12 +74,16 @@ class Collectives {
 
   uint32_t rank() const { return rank_; }
   uint32_t ranks() const { return ranks_; }
+  uint32_t replicas() const { return replicas_size_; }
 
-  Pending gather(at::Tensor whole, at::Tensor piece);
+  // Every rank's piece. REQUIRES: this rank's is there already.
+  Pending gather(at::Tensor whole);
   // The sum over ranks of this rank's piece of `whole`; what is in `whole` afterwards is undefined.
   Sum reduce(at::Tensor whole);
-  // Rank 0's values for all, in place.
-  Pending broadcast(at::Tensor tensor);
+  // The sum over replicas, in place.
+  Pending add_replicas(at::Tensor piece);
+  // The first rank's values for all, in place.
+  void broadcast(const at::Tensor& tensor, const std::function<void(const Pending&)>& wait);
 
  private:
   // Whether messages between pairs of ranks do better than the backend's collectives: on Gloo they
@@ -85,8 +94,10 @@ class Collectives {
   void for_others(Do todo) const;
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  c10::intrusive_ptr<c10d::ProcessGroup> replicas_;  // none: there is one copy of everything
   uint32_t rank_ = 0;
   uint32_t ranks_ = 1;
+  uint32_t replicas_size_ = 1;
 };
 
 }  // namespace tenure::shard

@@ -27,8 +27,10 @@ Layout layout_of(const std::vector<at::Tensor>& values, uint32_t ranks, c10::Sca
   return lay_out(sizes, ranks, kAlignment / static_cast<uint64_t>(smaller));
 }
 
-at::Tensor part(const at::Tensor& tensor, Range range) {
-  return tensor.narrow(0, static_cast<int64_t>(range.begin), static_cast<int64_t>(range.size));
+// A copy in pinned memory, under way.
+at::Tensor on_host(const at::Tensor& tensor) {
+  auto out = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
+  return out.copy_(tensor, /*non_blocking=*/true);
 }
 
 // "layers.3: weight, bias", as long as it may be.
@@ -47,7 +49,7 @@ std::string owner_name(const std::string& unit, const std::vector<std::string>& 
 }  // namespace
 
 Flat::Flat(const std::string& unit, const std::vector<std::string>& names,
-           const std::vector<at::Tensor>& values, c10::ScalarType gathered,
+           const std::vector<at::Tensor>& values, c10::ScalarType gathered, Pieces pieces,
            Collectives& collectives)
     : names_(names),
       layout_(layout_of(values, collectives.ranks(), gathered)),
@@ -61,10 +63,12 @@ Flat::Flat(const std::string& unit, const std::vector<std::string>& names,
     shapes_.emplace_back(values[i].sizes().vec());
     part(all, layout_.parameters[i]).copy_(values[i].reshape({-1}));
   }
-  collectives.broadcast(all).wait(kSetUp, text("sharing the values of unit '", unit, "'"));
+  const auto what = [&] { return text("sharing the values of unit '", unit, "'"); };
+  collectives.broadcast(all, [&](const Pending& pending) { pending.wait(kSetUp, what); });
 
   const auto owner = intern_owner(OwnerKind::parameter, fitting(owner_name(unit, names)));
-  piece_ = Alias(part(all, layout_.shard(rank_)).clone(), owner);
+  const auto own = part(all, layout_.shard(rank_));
+  piece_ = Alias(pieces == Pieces::on_host && !own.is_cpu() ? on_host(own) : own.clone(), owner);
   if (all.scalar_type() != gathered) {
     all = at::empty({size}, options.dtype(gathered));
   }
@@ -105,14 +109,16 @@ std::vector<at::Tensor> Flat::join(const std::vector<at::Tensor>& pieces,
   if (pieces.size() != names_.size() || found == pieces.end()) {
     throw InputError("joining needs a piece for each parameter");
   }
-  const auto own = at::zeros({static_cast<int64_t>(layout_.shard_size())}, found->options());
+  const auto device = whole_.tensor().device();
+  const auto whole =
+      at::zeros({static_cast<int64_t>(layout_.size)}, found->options().device(device));
+  const auto own = part(whole, layout_.shard(rank_));
   for (size_t i = 0; i < pieces.size(); ++i) {
     if (pieces[i].defined()) {
       part(own, in_piece(i)).copy_(pieces[i]);
     }
   }
-  const auto whole = at::empty({static_cast<int64_t>(layout_.size)}, found->options());
-  gather(whole, own);
+  gather(whole);
   std::vector<at::Tensor> out;
   for (size_t i = 0; i < pieces.size(); ++i) {
     out.push_back(part(whole, layout_.parameters[i]).view(shapes_[i]).clone());
@@ -128,11 +134,20 @@ Pending Flat::gather(Collectives& collectives) {
     gathered_at_[i] = versions_[i].current_version();
   }
   try {
-    return collectives.gather(all, piece().to(whole_.type()));
+    part(all, layout_.shard(rank_)).copy_(piece(), /*non_blocking=*/true);
+    return collectives.gather(all);
   } catch (...) {
     release_storage(all, {"shard", "a gather that failed"});
     throw;
   }
+}
+
+std::pair<at::Tensor, Fence> Flat::brought_home(const at::Tensor& gradient) const {
+  if (gradient.device() == piece().device()) {
+    return {gradient, Fence()};
+  }
+  auto copy = on_host(gradient);
+  return {std::move(copy), Fence::record(gradient.device())};
 }
 
 std::string Flat::written() const {

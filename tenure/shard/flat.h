@@ -8,6 +8,7 @@
 #include <tenure/shard/alias.h>
 #include <tenure/shard/collectives.h>
 #include <tenure/shard/layout.h>
+#include <tenure/shard/options.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tenure::shard {
@@ -24,13 +26,16 @@ class Flat {
   // Takes over the values, which have one dtype and device, and on every rank those of rank 0.
   // Gathered, the parameters have the dtype `gathered`.
   Flat(const std::string& unit, const std::vector<std::string>& names,
-       const std::vector<at::Tensor>& values, c10::ScalarType gathered, Collectives& collectives);
+       const std::vector<at::Tensor>& values, c10::ScalarType gathered, Pieces pieces,
+       Collectives& collectives);
 
   const Layout& layout() const { return layout_; }
   const std::vector<std::string>& names() const { return names_; }
   uint64_t gathered_bytes() const;
   uint64_t piece_bytes() const;
   c10::ScalarType kept_type() const { return piece_.type(); }
+  // A piece's gradient where the piece is. On its way until the fence is ready.
+  std::pair<at::Tensor, Fence> brought_home(const at::Tensor& gradient) const;
 
   // All of the storage that is gathered and released.
   at::Tensor whole() const { return whole_.tensor(); }
@@ -41,7 +46,7 @@ class Flat {
   at::Tensor piece_of(size_t index) const;
 
   // Whole tensors from pieces of the parameters, gathered into memory of their own.
-  using Gather = std::function<void(const at::Tensor& whole, const at::Tensor& piece)>;
+  using Gather = std::function<void(const at::Tensor& whole)>;
   std::vector<at::Tensor> join(const std::vector<at::Tensor>& pieces, const Gather& gather) const;
 
   // Memory for the whole, and every rank's piece into it. If the collective cannot be started the

@@ -5,13 +5,6 @@
 #include <utility>
 
 namespace tenure::shard {
-namespace {
-
-at::Tensor part(const at::Tensor& tensor, uint64_t begin, uint64_t end) {
-  return tensor.narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(end - begin));
-}
-
-}  // namespace
 
 void Gradients::take(const Layout& layout, size_t parameter, const at::Tensor& gradient,
                      std::optional<c10::ScalarType> type, OwnerId owner) {
@@ -21,7 +14,7 @@ void Gradients::take(const Layout& layout, size_t parameter, const at::Tensor& g
     came_.resize(layout.parameters.size());
   }
   const auto& range = layout.parameters.at(parameter);
-  const auto place = part(all_.tensor(), range.begin, range.end()).view(gradient.sizes());
+  const auto place = part(all_.tensor(), range).view(gradient.sizes());
   if (came_[parameter]) {
     place.add_(gradient);
   } else {
@@ -35,11 +28,11 @@ std::pair<at::Tensor, std::vector<bool>> Gradients::hand_over(const Layout& layo
   uint64_t filled = 0;
   for (size_t i = 0; i < came_.size(); ++i) {
     if (came_[i]) {
-      part(all, filled, layout.parameters[i].begin).zero_();
+      part(all, {filled, layout.parameters[i].begin - filled}).zero_();
       filled = layout.parameters[i].end();
     }
   }
-  part(all, filled, layout.size).zero_();
+  part(all, {filled, layout.size - filled}).zero_();
   auto came = std::exchange(came_, {});
   drop();
   return {std::move(all), std::move(came)};

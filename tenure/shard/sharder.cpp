@@ -34,14 +34,15 @@ Sharder::Sharder(Collectives collectives, Agreement agreement, Options options)
 Sharder::~Sharder() = default;
 
 uint32_t Sharder::add(const std::string& name, const std::vector<std::vector<std::string>>& names,
-                      const std::vector<std::vector<at::Tensor>>& values) {
+                      const std::vector<std::vector<at::Tensor>>& values, Stay stay) {
   const std::lock_guard lock(mutex_);
   Unit unit;
   unit.name = name;
+  unit.stay = stay;
   for (size_t i = 0; i < names.size(); ++i) {
     const auto own = values[i].front().scalar_type();
     const auto gathered = at::isFloatingType(own) ? options_.gathered.value_or(own) : own;
-    unit.flats.emplace_back(name, names[i], values[i], gathered, collectives_);
+    unit.flats.emplace_back(name, names[i], values[i], gathered, options_.pieces, collectives_);
   }
   unit.gradients.resize(unit.flats.size());
   unit.stats.name = name;
@@ -81,11 +82,11 @@ void Sharder::agree(Use use) {
 }
 
 void Sharder::wait(const Pending& pending, const Place& place) {
-  const auto what = tell(place);
   try {
-    pending.wait(options_.timeout, text(what, " on rank ", collectives_.rank()));
+    pending.wait(options_.timeout,
+                 [&] { return text(tell(place), " on rank ", agreement_.rank()); });
   } catch (const CollectiveError& error) {
-    throw CollectiveError(text(error.what(), "; ", agreement_.others(what)));
+    throw CollectiveError(text(error.what(), "; ", agreement_.others(tell(place))));
   }
 }
 
@@ -95,15 +96,16 @@ void Sharder::begin_pass() {
   ++passes_;
   finish_sums();
   done_.clear();
+  coming_.clear();
   for (uint32_t i = 0; i < units_.size(); ++i) {
     auto& unit = units_[i];
-    unit.users = 0;
     if (unit.life == Life::gathering) {
       finish_gather(unit, {i, Phase::forward});
     }
     if (unit.life == Life::ready) {
-      release(unit, Phase::forward);
+      release(unit, "the begin of the next pass");
     }
+    unit.users = 0;
   }
   needed_bytes_ = 0;
   last_ = std::exchange(current_, {});
@@ -154,6 +156,10 @@ void Sharder::abandon(Unit& unit) {
 void Sharder::enter(uint32_t number, Phase phase) {
   const std::lock_guard lock(mutex_);
   auto& unit = units_.at(number);
+  if (unit.stay == Stay::whole_pass && unit.users != 0) {
+    ++unit.users;
+    return;
+  }
   agree({number, phase});
   if (unit.life == Life::gathering) {
     ++unit.stats.ahead;
@@ -164,6 +170,7 @@ void Sharder::enter(uint32_t number, Phase phase) {
     finish_gather(unit, {number, phase});
   }
   if (unit.users++ == 0) {
+    unit.users += unit.stay == Stay::whole_pass ? 1 : 0;  // the pass is a user too
     needed_bytes_ += unit.stats.bytes;
     current_.peak_needed = std::max(current_.peak_needed, needed_bytes_);
   }
@@ -192,8 +199,7 @@ void Sharder::leave(uint32_t number, Phase phase) {
   if (--unit.users != 0) {
     return;
   }
-  needed_bytes_ -= unit.stats.bytes;
-  unit.last_use = std::max(unit.last_use, ticks());
+  stop_using(unit);
   if (phase == Phase::forward && options_.after_forward == AfterForward::keep) {
     return;
   }
@@ -201,14 +207,19 @@ void Sharder::leave(uint32_t number, Phase phase) {
   if (!next.empty() && next.front() == number) {
     return;  // needed again before any other
   }
-  release(unit, phase);
+  release(unit, text("the end of the ", name_of(phase)));
 }
 
-void Sharder::release(Unit& unit, Phase phase) {
+void Sharder::stop_using(Unit& unit) {
+  needed_bytes_ -= unit.stats.bytes;
+  unit.last_use = std::max(unit.last_use, ticks());
+}
+
+void Sharder::release(Unit& unit, const std::string& when) {
   unit.become(Life::released);
   gathered_bytes_ -= unit.stats.bytes;
   unit.stats.lag += seconds_between(unit.last_use, ticks());
-  const Releaser by{"shard", text("the end of the ", name_of(phase), " of unit '", unit.name, "'")};
+  const Releaser by{"shard", text(when, " of unit '", unit.name, "'")};
   for (auto& flat : unit.flats) {
     flat.release(by);
   }
@@ -249,6 +260,9 @@ std::vector<Reduced> Sharder::reduce(uint32_t number) {
     current_.reduced_bytes += all.nbytes();
     sums_.push_back({number, i, collectives_.reduce(std::move(all)), std::move(came)});
   }
+  if (!coming_.empty()) {
+    return {};  // nobody may read them yet
+  }
   return std::exchange(done_, {});
 }
 
@@ -257,6 +271,16 @@ std::vector<Reduced> Sharder::end_backward() {
   order_.use({0, Phase::end});
   const at::NoGradGuard no_grad;
   finish_sums();
+  for (const auto& fence : std::exchange(coming_, {})) {
+    fence.wait();
+  }
+  for (auto& unit : units_) {
+    if (unit.stay == Stay::whole_pass && unit.users == 1) {
+      unit.users = 0;
+      stop_using(unit);
+      release(unit, "the end of the backward");
+    }
+  }
   return std::exchange(done_, {});
 }
 
@@ -268,11 +292,20 @@ void Sharder::drop_gradients() {
 }
 
 void Sharder::finish_sums() {
+  const auto ranks = collectives_.ranks() * collectives_.replicas();
   for (auto& adding : std::exchange(sums_, {})) {
-    wait(adding.sum.pending, here({adding.unit, Phase::reduce}));
-    auto mean = adding.sum.result().to(units_[adding.unit].flats[adding.flat].kept_type());
-    if (collectives_.ranks() > 1) {
-      mean.div_(static_cast<double>(collectives_.ranks()));
+    const auto place = here({adding.unit, Phase::reduce});
+    wait(adding.sum.pending, place);
+    const auto sum = adding.sum.result();
+    wait(collectives_.add_replicas(sum), place);
+    const auto& flat = units_[adding.unit].flats[adding.flat];
+    const auto kept = sum.to(flat.kept_type());
+    if (ranks > 1) {
+      kept.div_(static_cast<double>(ranks));
+    }
+    auto [mean, home] = flat.brought_home(kept);
+    if (!home.ready()) {
+      coming_.push_back(std::move(home));
     }
     done_.push_back({adding.unit, adding.flat, std::move(mean), std::move(adding.came)});
   }
@@ -283,15 +316,11 @@ std::vector<at::Tensor> Sharder::join(uint32_t number, uint32_t index,
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_grad;
   const auto& flat = units_.at(number).flats.at(index);
-  return flat.join(pieces, [&](const at::Tensor& whole, const at::Tensor& piece) {
-    collectives_.gather(whole, piece)
-        .wait(options_.timeout, text("joining the pieces of unit '", units_[number].name, "'"));
+  return flat.join(pieces, [&](const at::Tensor& whole) {
+    collectives_.gather(whole).wait(options_.timeout, [&] {
+      return text("joining the pieces of unit '", units_[number].name, "'");
+    });
   });
-}
-
-bool Sharder::is_ready(uint32_t unit) const {
-  const std::lock_guard lock(mutex_);
-  return units_.at(unit).life == Life::ready;
 }
 
 Stats Sharder::stats() const {

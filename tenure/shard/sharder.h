@@ -35,7 +35,7 @@ class Sharder {
 
   // A unit's parameters, in groups that become a flat each. Returns its number.
   uint32_t add(const std::string& name, const std::vector<std::vector<std::string>>& names,
-               const std::vector<std::vector<at::Tensor>>& values);
+               const std::vector<std::vector<at::Tensor>>& values, Stay stay = Stay::while_used);
   Flat& flat(uint32_t unit, uint32_t index) { return units_.at(unit).flats.at(index); }
 
   // A new pass begins: what an interrupted one left behind goes.
@@ -64,13 +64,13 @@ class Sharder {
   std::vector<at::Tensor> join(uint32_t number, uint32_t index,
                                const std::vector<at::Tensor>& pieces);
 
-  bool is_ready(uint32_t unit) const;
   Stats stats() const;
 
  private:
   struct Unit {
     std::string name;
     std::vector<Flat> flats;
+    Stay stay = Stay::while_used;
     Life life = Life::sharded;
     uint32_t users = 0;
     std::vector<Gradients> gradients;  // by flat
@@ -93,7 +93,8 @@ class Sharder {
   void start_gather(Unit& unit);
   void finish_gather(Unit& unit, Use use);
   void abandon(Unit& unit);
-  void release(Unit& unit, Phase phase);
+  void stop_using(Unit& unit);
+  void release(Unit& unit, const std::string& when);
   void prefetch();
   void finish_sums();
   // Before a use that starts collectives.
@@ -111,6 +112,7 @@ class Sharder {
   Order order_;
   std::vector<Adding> sums_;   // being added up
   std::vector<Reduced> done_;  // not asked for yet
+  std::vector<Fence> coming_;  // what is done, on its way to the host
   uint64_t passes_ = 0;
   uint64_t gathered_bytes_ = 0;
   uint64_t needed_bytes_ = 0;

@@ -12,10 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from tenure import _C
 from tenure.errors import InputError
 from tenure.sharding.choosing import Choice, Units, choose, device_of
-from tenure.sharding.meeting import meeting_of, require_same
+from tenure.sharding.deepspeed import from_deepspeed
+from tenure.sharding.gradients import Group
+from tenure.sharding.meeting import meeting_of, ranks_of, require_same
 from tenure.sharding.sharded import Sharded
 
-__all__ = ["Sharded", "shard"]
+__all__ = ["Sharded", "from_deepspeed", "shard"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -28,6 +30,8 @@ def shard(
     reshard_after_forward: bool = True,
     prefetch: int = 1,
     prefetch_bytes: int | None = None,
+    keep_resident: int = 0,
+    offload: bool = False,
     param_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
     timeout: float = 300.0,
@@ -39,13 +43,18 @@ def shard(
 
     Args:
         model: Any module; the same one is returned, with `model.tenure` for statistics.
-        group: The ranks, the default group if left out; or a DeviceMesh of one dimension.
+        group: The ranks, the default group if left out; or a DeviceMesh: one dimension shards, of
+            two the first has replicas and the second shards (HSDP).
         units: What is gathered and released as one: classes of modules, names of modules, or a
             function of name and module. Left out: the elements of the model's lists.
         reshard_after_forward: Whether a unit is released after forward and gathered again for
             backward.
         prefetch: How many units are gathered ahead.
         prefetch_bytes: Gathered ahead only while all that is gathered is less than this.
+        keep_resident: Parameters with fewer elements are gathered once a step, all with one
+            collective, and stay until the end of backward.
+        offload: Whether pieces, their gradients and so the optimizer's state are kept on the host,
+            in pinned memory, while the model computes on its accelerator.
         param_dtype: What parameters are gathered and computed in; left out: as they are.
         reduce_dtype: What gradients are added up in; left out: as they are.
         timeout: Seconds after which a collective has failed.
@@ -57,56 +66,42 @@ def shard(
         raise InputError("there is no process group: call torch.distributed.init_process_group()")
     if any("tenure" in module.__dict__ for module in model.modules()):
         raise InputError("the model is sharded already, or a part of it is")
-    _check_settings(prefetch, prefetch_bytes, param_dtype, reduce_dtype, timeout)
-    ranks = _group_of(group)
-    choices = choose(model, units)
-    device_of(choices)
+    _check_amounts(prefetch=prefetch, prefetch_bytes=prefetch_bytes, keep_resident=keep_resident)
+    _check_types(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    if not timeout > 0:
+        raise InputError(f"timeout is a number of seconds, not {timeout}")
+    ranks = ranks_of(group)
+    choices = choose(model, units, keep_resident)
+    device = device_of(choices)
     _check(choices)
-    side, store = meeting_of(ranks, timeout)
-    how = f"{reshard_after_forward} {prefetch} {prefetch_bytes} {param_dtype} {reduce_dtype}"
-    require_same(choices, how, side)
+    side, store = meeting_of(ranks.everyone, timeout)
+    how = (reshard_after_forward, prefetch, prefetch_bytes, offload, param_dtype, reduce_dtype)
+    require_same(choices, f"{how}", side)
     sharder = _C.Sharder(
-        group=ranks,
+        group=ranks.shards,
+        replicas=ranks.replicas,
         side=side,
         store=store,
         gathered=param_dtype,
         reduced=reduce_dtype,
         keep=not reshard_after_forward,
+        on_host=offload,
         prefetch=prefetch,
         prefetch_bytes=prefetch_bytes,
         timeout=timeout,
     )
-    model.__dict__["tenure"] = Sharded(choices, sharder, ranks)
+    model.__dict__["tenure"] = Sharded(choices, sharder, Group(ranks.shards, device))
     return model
 
 
-def _group_of(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
-    if isinstance(group, DeviceMesh):
-        if group.ndim != 1:
-            raise InputError(f"a DeviceMesh of one dimension shards; this one has {group.ndim}")
-        return group.get_group()
-    found: object = group if group is not None else dist.group.WORLD
-    if found == dist.GroupMember.NON_GROUP_MEMBER:
-        raise InputError("this rank is not in the group")
-    if not isinstance(found, dist.ProcessGroup):
-        raise InputError(f"group is a process group or a DeviceMesh, not {found!r}")
-    return found
+def _check_amounts(**given: int | None) -> None:
+    for name, amount in given.items():
+        if amount is not None and amount < 0:
+            raise InputError(f"{name} is a number, not {amount}: 0 is the least")
 
 
-def _check_settings(
-    prefetch: int,
-    prefetch_bytes: int | None,
-    param_dtype: torch.dtype | None,
-    reduce_dtype: torch.dtype | None,
-    timeout: float,
-) -> None:
-    if prefetch < 0:
-        raise InputError(f"prefetch is a number of units, not {prefetch}: 0 gathers nothing ahead")
-    if prefetch_bytes is not None and prefetch_bytes < 0:
-        raise InputError(f"prefetch_bytes is a number of bytes, not {prefetch_bytes}")
-    if not timeout > 0:
-        raise InputError(f"timeout is a number of seconds, not {timeout}")
-    for name, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype)):
+def _check_types(**given: torch.dtype | None) -> None:
+    for name, dtype in given.items():
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise InputError(f"{name} is a floating-point dtype like torch.bfloat16, not {dtype}")
 
@@ -118,6 +113,8 @@ def _check(choices: list[Choice]) -> None:
         for member in choice.members:
             parameter = member.parameter
             if isinstance(parameter, DTensor):
-                raise InputError(f"{member.name} is a DTensor: tensor parallel comes later")
+                raise InputError(
+                    f"{member.name} is a DTensor (tensor parallel), which cannot be sharded further"
+                )
             if parameter.is_meta:
                 raise InputError(f"{member.name} is on the meta device: give it values first")

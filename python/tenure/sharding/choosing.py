@@ -34,21 +34,23 @@ class Member:
 
 @dataclass
 class Choice:
-    """A module that is gathered and released as one, and what it alone has."""
+    """What is gathered and released as one: a module, and what it alone has."""
 
     name: str
-    module: nn.Module
+    module: nn.Module | None  # none: small parameters of all modules, which stay gathered
     members: list[Member] = field(default_factory=list)
     needs: set[int] = field(default_factory=set)  # others that own a parameter that it uses
 
 
-def choose(model: nn.Module, units: Units) -> list[Choice]:
-    """The units of a model, the model itself last; one without parameters is left out."""
+def choose(model: nn.Module, units: Units, keep_resident: int) -> list[Choice]:
+    """The units of a model, then the model itself, then what is small."""
     named = dict(model.named_modules())
     chosen = _chosen(named, units)
     owner = _owners(named, chosen)
     choices = {name: Choice(name or type(model).__name__, named[name]) for name in [*chosen, ""]}
     order = list(choices)
+    small = Choice("small parameters", None)
+    all_of_them = [*choices.values(), small]
     known: dict[nn.Parameter, tuple[int, Member]] = {}
     for module_name, module in named.items():
         at = order.index(owner[module_name])
@@ -59,14 +61,15 @@ def choose(model: nn.Module, units: Units) -> list[Choice]:
             if parameter in known:
                 first, member = known[parameter]
                 member.homes.append(home)
-                if first != at:
-                    choices[order[at]].needs.add(first)
-                continue
-            full = f"{module_name}.{short}" if module_name else short
-            member = Member(full, parameter, [home])
-            known[parameter] = (at, member)
-            choices[order[at]].members.append(member)
-    return list(choices.values())
+            else:
+                first = len(order) if parameter.numel() < keep_resident else at
+                full = f"{module_name}.{short}" if module_name else short
+                member = Member(full, parameter, [home])
+                known[parameter] = (first, member)
+                all_of_them[first].members.append(member)
+            if first != at:
+                all_of_them[at].needs.add(first)
+    return all_of_them if small.members else all_of_them[:-1]
 
 
 def _chosen(named: dict[str, nn.Module], units: Units) -> list[str]:

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
-__all__ = ["Piece"]
+__all__ = ["Group", "Piece"]
 
 _Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that each have a piece, and where their collectives take tensors from."""
+
+    ranks: dist.ProcessGroup
+    device: torch.device
+
+    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        """In place, wherever the tensor is."""
+        there = tensor.to(self.device)
+        dist.all_reduce(there, op, group=self.ranks)
+        tensor.copy_(there)
 
 
 class Piece(torch.Tensor):
@@ -22,10 +37,10 @@ class Piece(torch.Tensor):
     ask, as for any collective.
     """
 
-    group: dist.ProcessGroup
+    group: Group
 
     @staticmethod
-    def of(tensor: torch.Tensor, group: dist.ProcessGroup) -> Piece:
+    def of(tensor: torch.Tensor, group: Group) -> Piece:
         """The same memory, as a piece of what the group has together."""
         piece = tensor.as_subclass(Piece)
         piece.group = group
@@ -65,7 +80,7 @@ def _is_of_all(func: _Function, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     return True
 
 
-def _group_of(tensors: Sequence[torch.Tensor]) -> dist.ProcessGroup:
+def _group_of(tensors: Sequence[torch.Tensor]) -> Group:
     return next(tensor.group for tensor in tensors if isinstance(tensor, Piece))
 
 
@@ -80,13 +95,14 @@ def _norms(
     local = [torch.linalg.vector_norm(tensor, order, dtype=dtype) for tensor in tensors]
     pieces = [i for i, tensor in enumerate(tensors) if isinstance(tensor, Piece)]
     together = torch.stack([local[i].double() for i in pieces])
+    group = _group_of(tensors)
     if order == float("inf"):
-        dist.all_reduce(together, dist.ReduceOp.MAX, group=_group_of(tensors))
+        group.all_reduce(together, dist.ReduceOp.MAX)
     elif order == float("-inf"):
-        dist.all_reduce(together, dist.ReduceOp.MIN, group=_group_of(tensors))
+        group.all_reduce(together, dist.ReduceOp.MIN)
     else:
         together = together if order == 0 else together.pow(order)
-        dist.all_reduce(together, group=_group_of(tensors))
+        group.all_reduce(together, dist.ReduceOp.SUM)
         together = together if order == 0 else together.pow(1 / order)
     for i, norm in zip(pieces, together, strict=True):
         local[i] = norm.to(local[i].dtype)
@@ -94,4 +110,4 @@ def _norms(
 
 
 def _largest(found: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    dist.all_reduce(found, dist.ReduceOp.MAX, group=_group_of(tensors))
+    _group_of(tensors).all_reduce(found, dist.ReduceOp.MAX)

@@ -3,20 +3,50 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from datetime import timedelta
 
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from tenure.errors import InputError
 from tenure.sharding.choosing import Choice
 
-__all__ = ["meeting_of", "require_same"]
+__all__ = ["Ranks", "meeting_of", "ranks_of", "require_same"]
 
 
-def meeting_of(group: dist.ProcessGroup, timeout: float) -> tuple[dist.ProcessGroup, c10d.Store]:
-    """A group of the same ranks on the host, and a store that they alone use."""
-    ranks = dist.get_process_group_ranks(group)
+@dataclass(frozen=True)
+class Ranks:
+    """Who has which piece."""
+
+    shards: dist.ProcessGroup  # those who have a piece of their own each
+    replicas: dist.ProcessGroup | None  # those who have the same piece, if there are such
+    everyone: list[int]
+
+
+def ranks_of(group: dist.ProcessGroup | DeviceMesh | None) -> Ranks:
+    """The ranks of a group or a mesh. Raises InputError for what shards nothing."""
+    if isinstance(group, DeviceMesh):
+        if group.ndim not in (1, 2):
+            raise InputError(
+                f"a DeviceMesh of one dimension shards, one of two has replicas and shards; "
+                f"this one has {group.ndim}"
+            )
+        if group.get_coordinate() is None:
+            raise InputError("this rank is not in the mesh")
+        replicas = group.get_group(0) if group.ndim == 2 else None
+        return Ranks(group.get_group(-1 % group.ndim), replicas, group.mesh.flatten().tolist())
+    found: object = group if group is not None else dist.group.WORLD
+    if found == dist.GroupMember.NON_GROUP_MEMBER:
+        raise InputError("this rank is not in the group")
+    if not isinstance(found, dist.ProcessGroup):
+        raise InputError(f"group is a process group or a DeviceMesh, not {found!r}")
+    return Ranks(found, None, dist.get_process_group_ranks(found))
+
+
+def meeting_of(ranks: list[int], timeout: float) -> tuple[dist.ProcessGroup, c10d.Store]:
+    """A group of these ranks on the host, and a store that they alone use."""
     side = dist.new_group(
         ranks,
         timeout=timedelta(seconds=timeout),

@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from tenure import _C
 from tenure.sharding.choosing import Choice, Member
-from tenure.sharding.gradients import Piece
+from tenure.sharding.gradients import Group, Piece
 from tenure.sharding.passing import Unit, current_backward
 
 __all__ = ["Sharded"]
@@ -23,9 +22,7 @@ __all__ = ["Sharded"]
 class Sharded:
     """The units of a model on this rank."""
 
-    def __init__(
-        self, choices: list[Choice], sharder: _C.Sharder, group: dist.ProcessGroup
-    ) -> None:
+    def __init__(self, choices: list[Choice], sharder: _C.Sharder, group: Group) -> None:
         """Takes over the parameters of these units: the model is sharded when this returns."""
         self.sharder = sharder
         self.adds_up = True
@@ -41,7 +38,8 @@ class Sharded:
         self._units = [weakref.ref(unit) for unit in made]
         for unit, choice in zip(made, choices, strict=True):
             unit.needs = [made[number] for number in sorted(choice.needs)]
-            unit.install(choice.module)
+            if choice.module is not None:
+                unit.install(choice.module)
 
     def _make(self, choice: Choice) -> Unit:
         groups = _alike(choice.members)
@@ -49,6 +47,7 @@ class Sharded:
             choice.name,
             [[member.name for member in group] for group in groups],
             [[member.parameter.detach() for member in group] for group in groups],
+            stays=choice.module is None,
         )
         whole, pieces = [], []
         for index, group in enumerate(groups):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import tenure
 from ranks import run_ranks
@@ -51,6 +52,8 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "some units, one twice": ({"again": True}, {"units": ["blocks.0", "blocks.2"]}),
     "reentrant checkpoints": ({"recompute": "reentrant"}, {}),
     "checkpoints": ({"recompute": "plain"}, {}),
+    "small ones stay": ({}, {"keep_resident": 60, "prefetch": 2}),
+    "small ones stay, checkpoints": ({"recompute": "reentrant"}, {"keep_resident": 60}),
 }
 
 
@@ -67,6 +70,37 @@ def test_it_is_data_parallel_training(world: int) -> None:
                 # may differ by rounding.
                 assert ours == pytest.approx(theirs, rel=1e-5), name
                 assert norm == pytest.approx(other, rel=1e-5), name
+
+
+def train_replicas(rank: int, _world: int) -> Figures:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    return train(rank, 2, {}, {"group": mesh})
+
+
+def test_replicas_of_shards() -> None:
+    for figures in run_ranks(train_replicas, 4):
+        for ours, theirs, norm, other in figures:
+            assert ours == pytest.approx(theirs, rel=1e-5)
+            assert norm == pytest.approx(other, rel=1e-5)
+
+
+def resident(rank: int, _world: int) -> None:
+    """Small parameters are gathered once a step, and are gone when backward is over."""
+    model = tenure.shard(Net(), keep_resident=60)
+    for step in range(3):
+        loss = loss_of(model, batch_of(rank, step))
+        assert model.blocks[0].scale.item() == 0.5
+        loss.backward()
+        with pytest.raises(RuntimeError, match="UseAfterRelease.*small parameters"):
+            model.blocks[0].scale.item()
+    units = {unit.name: unit.gathers for unit in model.tenure.stats().units}
+    assert units["small parameters"] == 3
+    assert units["blocks.1"] == 6
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.25)
+    loss_of(model, batch_of(rank, 0))
+    assert model.blocks[0].scale.item() == 0.25
 
 
 def gradients(rank: int, _world: int) -> None:
@@ -150,5 +184,5 @@ def test_gradients_on_two_ranks() -> None:
 
 
 def all_cases(rank: int, world: int) -> None:
-    for case in (gradients, accumulate, low_precision, not_finite):
+    for case in (gradients, accumulate, low_precision, not_finite, resident):
         case(rank, world)
