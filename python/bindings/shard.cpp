@@ -1,6 +1,7 @@
 // Shard: the units of a model, for python/tenure/sharding, which knows modules and their hooks.
 #include "bindings.h"
 #include <tenure/core/error.h>
+#include <tenure/shard/ops.h>
 #include <tenure/shard/sharder.h>
 
 #include <pybind11/chrono.h>
@@ -20,7 +21,7 @@ shard::Phase phase_named(const std::string& name) {
   return name == "forward" ? shard::Phase::forward : shard::Phase::backward;
 }
 
-std::unique_ptr<shard::Sharder> make(const Group& group, const std::optional<Group>& replicas,
+std::shared_ptr<shard::Sharder> make(const Group& group, const std::optional<Group>& replicas,
                                      const Group& side, const c10::intrusive_ptr<c10d::Store>& store,
                                      std::optional<at::ScalarType> gathered,
                                      std::optional<at::ScalarType> reduced, bool keep, bool on_host,
@@ -34,7 +35,7 @@ std::unique_ptr<shard::Sharder> make(const Group& group, const std::optional<Gro
   options.prefetch = prefetch;
   options.prefetch_bytes = prefetch_bytes.value_or(options.prefetch_bytes);
   options.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout * 1e3));
-  return std::make_unique<shard::Sharder>(shard::Collectives(group, replicas.value_or(Group())),
+  return std::make_shared<shard::Sharder>(shard::Collectives(group, replicas.value_or(Group())),
                                           shard::Agreement(side, store, options.timeout), options);
 }
 
@@ -69,7 +70,8 @@ void bind_shard(py::module_& m) {
       .def_readonly("flat", &shard::Reduced::flat)
       .def_readonly("mean", &shard::Reduced::mean)
       .def_readonly("came", &shard::Reduced::came);
-  py::class_<shard::Sharder>(m, "Sharder")
+  // Shared with operators of compiled graphs while they run.
+  py::class_<shard::Sharder, std::shared_ptr<shard::Sharder>>(m, "Sharder")
       .def(py::init(&make), py::arg("group"), py::arg("replicas"), py::arg("side"),
            py::arg("store"), py::arg("gathered"), py::arg("reduced"), py::arg("keep"),
            py::arg("on_host"), py::arg("prefetch"),
@@ -117,6 +119,7 @@ void bind_shard(py::module_& m) {
       .def("take", &shard::Sharder::take, py::arg("unit"), py::arg("flat"), py::arg("parameter"),
            py::arg("gradient"), NoGil())
       .def("reduce", &shard::Sharder::reduce, py::arg("unit"), NoGil())
+      .def("put_off_sums", &shard::Sharder::put_off_sums, py::arg("off"), NoGil())
       .def("drop_gradients", &shard::Sharder::drop_gradients, NoGil())
       .def("end_backward", &shard::Sharder::end_backward, NoGil())
       .def(
@@ -131,5 +134,6 @@ void bind_shard(py::module_& m) {
             return self.join(unit, flat, given);
           },
           py::arg("unit"), py::arg("flat"), py::arg("pieces"))
+      .def("number", &shard::number_model)
       .def("stats", &shard::Sharder::stats);
 }

@@ -169,12 +169,38 @@ void Sharder::enter(uint32_t number, Phase phase) {
   if (unit.life == Life::gathering) {
     finish_gather(unit, {number, phase});
   }
+  begin_use(unit);
+  prefetch();
+}
+
+void Sharder::begin_use(Unit& unit) {
   if (unit.users++ == 0) {
     unit.users += unit.stay == Stay::whole_pass ? 1 : 0;  // the pass is a user too
     needed_bytes_ += unit.stats.bytes;
     current_.peak_needed = std::max(current_.peak_needed, needed_bytes_);
   }
-  prefetch();
+}
+
+void Sharder::gather(uint32_t number, Phase phase) {
+  const std::lock_guard lock(mutex_);
+  auto& unit = units_.at(number);
+  agree({number, phase});
+  if (unit.life != Life::gathering && unit.life != Life::ready) {
+    start_gather(unit);
+  }
+}
+
+void Sharder::use(uint32_t number, Phase phase) {
+  const std::lock_guard lock(mutex_);
+  auto& unit = units_.at(number);
+  if (unit.life == Life::gathering) {
+    finish_gather(unit, {number, phase});
+  }
+  if (unit.life != Life::ready) {
+    throw Error(text("unit '", unit.name, "' is ", shard::name_of(unit.life),
+                     " where a graph reads it: this is a defect of Tenure"));
+  }
+  begin_use(unit);
 }
 
 void Sharder::prefetch() {
@@ -242,13 +268,31 @@ void Sharder::take(uint32_t number, uint32_t index, size_t parameter, const at::
                                 owner);
 }
 
+void Sharder::put_off_sums(bool off) {
+  const std::lock_guard lock(mutex_);
+  sums_off_ = off;
+}
+
+void Sharder::add_up(uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  start_sums(number);
+}
+
 std::vector<Reduced> Sharder::reduce(uint32_t number) {
   const std::lock_guard lock(mutex_);
+  start_sums(number);
+  if (!coming_.empty()) {
+    return {};  // nobody may read them yet
+  }
+  return std::exchange(done_, {});
+}
+
+void Sharder::start_sums(uint32_t number) {
   const at::NoGradGuard no_grad;
   auto& unit = units_.at(number);
   const auto empty = [](const Gradients& gradients) { return gradients.empty(); };
-  if (std::ranges::all_of(unit.gradients, empty)) {
-    return {};
+  if (sums_off_ || std::ranges::all_of(unit.gradients, empty)) {
+    return;
   }
   agree({number, Phase::reduce});
   finish_sums();  // one unit at a time, so that no more than that is held for it
@@ -260,10 +304,6 @@ std::vector<Reduced> Sharder::reduce(uint32_t number) {
     current_.reduced_bytes += all.nbytes();
     sums_.push_back({number, i, collectives_.reduce(std::move(all)), std::move(came)});
   }
-  if (!coming_.empty()) {
-    return {};  // nobody may read them yet
-  }
-  return std::exchange(done_, {});
 }
 
 std::vector<Reduced> Sharder::end_backward() {

@@ -46,14 +46,23 @@ class Sharder {
   // A use is over; the last one releases the unit.
   void leave(uint32_t number, Phase phase);
 
+  // The two halves of enter(), for who gathers ahead on its own: begins to gather the unit, and
+  // waits until it is ready. A collective is begun in the first, so ranks agree there.
+  void gather(uint32_t number, Phase phase);
+  void use(uint32_t number, Phase phase);
+
   // The unit was still in use a moment ago: its release lags behind this moment at most.
   void touch(uint32_t unit);
 
   // A parameter's gradient has come; what came before is added to.
   void take(uint32_t number, uint32_t index, size_t parameter, const at::Tensor& gradient);
-  // Starts adding up over ranks what has come for the unit; nothing came: nothing happens. Returns
-  // the sums that were started before, if any were.
+  // Starts adding up over ranks what has come for the unit, unless that is put off; nothing came:
+  // nothing happens.
+  void add_up(uint32_t number);
+  // The same, and gives the sums that were started before, if any were.
   std::vector<Reduced> reduce(uint32_t number);
+  // While it is put off, gradients stay whole on each rank.
+  void put_off_sums(bool off);
   // A backward is over: waits for the sums that were started last.
   std::vector<Reduced> end_backward();
   // A backward was given up: what came of its gradients goes.
@@ -91,6 +100,8 @@ class Sharder {
   };
 
   void start_gather(Unit& unit);
+  void begin_use(Unit& unit);
+  void start_sums(uint32_t number);
   void finish_gather(Unit& unit, Use use);
   void abandon(Unit& unit);
   void stop_using(Unit& unit);
@@ -113,6 +124,7 @@ class Sharder {
   std::vector<Adding> sums_;   // being added up
   std::vector<Reduced> done_;  // not asked for yet
   std::vector<Fence> coming_;  // what is done, on its way to the host
+  bool sums_off_ = false;
   uint64_t passes_ = 0;
   uint64_t gathered_bytes_ = 0;
   uint64_t needed_bytes_ = 0;

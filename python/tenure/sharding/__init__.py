@@ -12,12 +12,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from tenure import _C
 from tenure.errors import InputError
 from tenure.sharding.choosing import Choice, Units, choose, device_of
+from tenure.sharding.compiled import backend
 from tenure.sharding.deepspeed import from_deepspeed
 from tenure.sharding.gradients import Group
 from tenure.sharding.meeting import meeting_of, ranks_of, require_same
-from tenure.sharding.sharded import Sharded
+from tenure.sharding.sharded import Ahead, Sharded
 
-__all__ = ["Sharded", "from_deepspeed", "shard"]
+__all__ = ["Sharded", "backend", "from_deepspeed", "shard"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -90,7 +91,9 @@ def shard(
         prefetch_bytes=prefetch_bytes,
         timeout=timeout,
     )
-    model.__dict__["tenure"] = Sharded(choices, sharder, Group(ranks.shards, device))
+    model.__dict__["tenure"] = Sharded(
+        choices, sharder, Group(ranks.shards, device), side, Ahead(prefetch, prefetch_bytes)
+    )
     return model
 
 

@@ -117,7 +117,7 @@ class _Reading:
         if not isinstance(zero, Mapping) or zero.get("stage") != 3:
             stage = zero.get("stage") if isinstance(zero, Mapping) else None
             raise InputError(
-                f'tenure.shard is ZeRO-3, and the configuration asks for stage {stage}: '
+                f"tenure.shard is ZeRO-3, and the configuration asks for stage {stage}: "
                 'set "stage": 3 in "zero_optimization"'
             )
         self._read(
@@ -174,9 +174,7 @@ class _Reading:
 
     def _half(self, given: Any, key: str, dtype: torch.dtype) -> None:
         if not isinstance(given, Mapping):
-            raise InputError(
-                f'"{key}" is {{"enabled": true}} in DeepSpeed, and here {given!r}'
-            )
+            raise InputError(f'"{key}" is {{"enabled": true}} in DeepSpeed, and here {given!r}')
         if given.get("enabled", False) is True:
             self.settings["param_dtype"] = dtype
             self._bytes = dtype.itemsize
@@ -196,9 +194,7 @@ class _Reading:
         if given is None:
             return
         if not isinstance(given, Mapping):
-            raise InputError(
-                f'"{where}" is {{"device": "cpu"}} in DeepSpeed, and here {given!r}'
-            )
+            raise InputError(f'"{where}" is {{"device": "cpu"}} in DeepSpeed, and here {given!r}')
         for key in given:
             if key not in ("device", *_OFFLOAD.split()):
                 raise InputError(_unknown(where, key, ["device", *_OFFLOAD.split()]))

@@ -150,6 +150,8 @@ class Unit:
     # Forward.
 
     def _before(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # the graph gathers
         frame = _Frame()
         self._frames.append(frame)
         self.model.begin()
@@ -161,6 +163,8 @@ class Unit:
             frame.call.watch_inputs((args, kwargs))
 
     def _after(self, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or not self._frames:
+            return  # a compiled forward that fails is left without having been entered
         frame = self._frames.pop()
         if frame.call is not None:
             frame.call.watch_outputs(output)
@@ -182,7 +186,8 @@ class Unit:
     def _taker(self, flat: int, index: int) -> Callable[[torch.Tensor], None]:
         def take(parameter: torch.Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
-            assert gradient is not None
+            if gradient is None:
+                return  # a compiled graph has handed it over
             if gradient.requires_grad:
                 raise InputError(
                     "backward(create_graph=True) cannot be sharded: "
@@ -215,8 +220,7 @@ class Unit:
                 self.model.sharder.leave(unit.number, "backward")
         for call in calls:
             call.start_over()  # a retained graph may be gone through again
-        if self.model.adds_up:
-            self.model.set_gradients(self.model.sharder.reduce(self.number))
+        self.model.set_gradients(self.model.sharder.reduce(self.number))
 
     def forget(self) -> None:
         """A pass was given up: an exception has ended it."""

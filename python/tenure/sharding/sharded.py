@@ -5,27 +5,66 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from tenure import _C
 from tenure.sharding.choosing import Choice, Member
 from tenure.sharding.gradients import Group, Piece
+from tenure.sharding.optimizer_state import OptimizerState
 from tenure.sharding.passing import Unit, current_backward
+from tenure.sharding.places import remember
 
-__all__ = ["Sharded"]
+__all__ = ["Ahead", "Compiled", "Sharded"]
 
 
-class Sharded:
+@dataclass(frozen=True)
+class Ahead:
+    """How much is gathered before it is needed."""
+
+    units: int
+    limit: int | None  # bytes of all that is gathered
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What was found out about one compiled graph.
+
+    Attributes:
+        kind: "forward" or "backward".
+        peak_bytes: The most that it has gathered at once.
+        why: Why it could not be proven, so that its units are gathered all the time; nothing if it
+            was.
+    """
+
+    kind: str
+    peak_bytes: int
+    why: tuple[str, ...]
+
+
+class Sharded(OptimizerState):
     """The units of a model on this rank."""
 
-    def __init__(self, choices: list[Choice], sharder: _C.Sharder, group: Group) -> None:
+    def __init__(
+        self,
+        choices: list[Choice],
+        sharder: _C.Sharder,
+        group: Group,
+        side: dist.ProcessGroup,
+        ahead: Ahead,
+    ) -> None:
         """Takes over the parameters of these units: the model is sharded when this returns."""
         self.sharder = sharder
-        self.adds_up = True
+        self.ahead = ahead
+        self.graphs: list[Compiled] = []
+        self.number = sharder.number()
+        self._left: dict[int, int] = {}
+        self._adds_up = True
         self.leaf_hooks: list[RemovableHandle] = []  # of inputs that no function made
         self._group = group
         self._depth = 0
@@ -40,6 +79,7 @@ class Sharded:
             unit.needs = [made[number] for number in sorted(choice.needs)]
             if choice.module is not None:
                 unit.install(choice.module)
+        self._keep_state(choices, side)
 
     def _make(self, choice: Choice) -> Unit:
         groups = _alike(choice.members)
@@ -62,6 +102,7 @@ class Sharded:
             pieces.append([piece for _, piece in both])
         self._pieces.append(pieces)
         self._names.append([[member.name for member in group] for group in groups])
+        remember(self, number, whole)
         return Unit(number, self, whole)
 
     def stats(self) -> _C.ShardStats:
@@ -71,11 +112,13 @@ class Sharded:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backwards in here keep whole gradients; the first one after adds them all up."""
-        before, self.adds_up = self.adds_up, False
+        before, self._adds_up = self._adds_up, False
+        self.sharder.put_off_sums(True)
         try:
             yield
         finally:
-            self.adds_up = before
+            self._adds_up = before
+            self.sharder.put_off_sums(not before)
 
     def full_gradients(self) -> dict[str, torch.Tensor]:
         """The gradients that there are, whole, by name. A collective."""
@@ -96,7 +139,27 @@ class Sharded:
                 out |= {name: tensor for name, had, tensor in told if had is not None}
         return out
 
-    # Called by units.
+    # Called by units and compiled graphs.
+
+    def left_beside(self, memory: int) -> int:
+        """Bytes of `memory` that the rank which has least left still has. At first a collective.
+
+        Asked again it says the same: ranks may compile their later graphs at different times.
+        """
+        if memory not in self._left:
+            used = torch.tensor(_used_on(self._group.device))
+            dist.all_reduce(used, dist.ReduceOp.MAX, group=self._side)
+            self._left[memory] = max(memory - int(used), 0)
+        return self._left[memory]
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """A forward, or a part of one."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
 
     def begin(self) -> None:
         """A module is entered; the outermost one begins a pass, unless backward computes it."""
@@ -146,6 +209,12 @@ class Sharded:
                     piece.grad = Piece.of(mean, self._group)
                 else:
                     piece.grad.add_(mean)
+
+
+def _used_on(device: torch.device) -> int:
+    if device.type == "cpu":
+        return _C.sample().process.rss
+    return torch.accelerator.memory_allocated(device)
 
 
 def _alike(members: list[Member]) -> list[list[Member]]:

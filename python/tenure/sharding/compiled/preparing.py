@@ -1,0 +1,197 @@
+"""What becomes of a graph of Dynamo on its way to a compiler.
+
+Note [What the compiler sees]
+`model.parameters()` gives pieces, for that is what modules have registered. A module's attribute is
+the whole parameter, and the attribute is what a forward reads: so that is what Dynamo makes an
+input of the graph, with its true shape and a storage that has no memory then. AOTAutograd saves
+it, or views of it, for backward as it would any parameter, and the gather for backward refills the
+same storage. The hooks that gather for eager modules do nothing while a module is compiled;
+operators in the graph do it instead. Gradients of parameters go from the graph to `tenure::reduce`
+and leave it as None, so that autograd has nothing to accumulate.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from tenure.errors import InputError
+from tenure.sharding.compiled.aliases import Aliases
+from tenure.sharding.compiled.checker import prove
+from tenure.sharding.compiled.schedule import (
+    Gradient,
+    Ops,
+    Unit,
+    gather_throughout,
+    peak,
+    schedule,
+)
+from tenure.sharding.places import Place
+from tenure.sharding.sharded import Compiled, Sharded
+
+__all__ = ["OPS", "Compiler", "Prepare", "Preparing"]
+
+_log = logging.getLogger("tenure.sharding")
+
+Compiler = Callable[..., Any]
+OPS = Ops(
+    torch.ops.tenure.gather.default,
+    torch.ops.tenure.wait.default,
+    torch.ops.tenure.release.default,
+    torch.ops.tenure.reduce.default,
+)
+
+
+class Prepare(Protocol):
+    """Has a graph gather, release and reduce what it uses of a sharded model."""
+
+    def __call__(self, given: fx.Graph, graph: fx.Graph, *, is_backward: bool) -> None:
+        """Changes a graph in place.
+
+        Args:
+            given: The graph as AOTAutograd made it, with its names.
+            graph: The same, or what a compiler has made of it.
+            is_backward: Which of the two it is.
+        """
+
+
+@dataclass
+class Preparing:
+    """A graph of Dynamo, which becomes a forward and perhaps a backward."""
+
+    model: Callable[[], Sharded | None]  # compiled functions outlive it
+    places: dict[int, Place]  # of parameters, by position among the inputs
+    shapes: dict[int, torch.Size]  # likewise
+    limit: int | None
+    _saved: dict[str, Place] = field(default_factory=dict)  # by name, what backward may be given
+
+    def prepare(self, given: fx.Graph, graph: fx.Graph, *, is_backward: bool) -> None:
+        """As `Prepare` says."""
+        if is_backward:
+            kind, places, gradients = "backward", self._of_backward(given, graph), self._gradients()
+        else:
+            self._learn(given)
+            kind, places, gradients = "forward", self._of_forward(graph), []
+        nodes: dict[int, list[fx.Node]] = {}
+        for node, place in places.items():
+            nodes.setdefault(place.unit, []).append(node)
+        model = self._living()
+        sizes = [unit.bytes for unit in model.stats().units]
+        units = [Unit(unit, tuple(found), sizes[unit]) for unit, found in nodes.items()]
+        why = self._schedule(graph, units, gradients)
+        _mark_last(graph)
+        model.graphs.append(Compiled(kind, peak(graph, units, OPS), tuple(why)))
+        for reason in why[:1]:
+            _log.warning("a %s graph has all its units gathered while it runs: %s", kind, reason)
+
+    def watched(self, run: Compiler) -> Compiler:
+        """The compiled function, told of as a pass of the model, and its backward too."""
+
+        def begin_backward(_gradients: Any) -> None:
+            self._living().backward_runs()
+
+        def call(*args: Any) -> Any:
+            with self._living().passing():
+                outputs = run(*args)
+            for node in {one.grad_fn for one in outputs if isinstance(one, torch.Tensor)}:
+                if node is not None:
+                    node.register_prehook(begin_backward)
+            return outputs
+
+        return call
+
+    def _living(self) -> Sharded:
+        model = self.model()
+        if model is None:
+            raise InputError("the sharded model that this was compiled for is gone")
+        return model
+
+    def _of_forward(self, graph: fx.Graph) -> dict[fx.Node, Place]:
+        inputs = _inputs(graph)
+        for at, shape in self.shapes.items():
+            found = inputs[at].meta["val"].shape if at < len(inputs) else None
+            if found != shape:
+                raise InputError(
+                    "the compiler has put other inputs in the place of parameters, "
+                    "so they cannot be told from the rest: this graph cannot be compiled"
+                )
+        return {inputs[at]: place for at, place in self.places.items()}
+
+    def _of_backward(self, given: fx.Graph, graph: fx.Graph) -> dict[fx.Node, Place]:
+        both = zip(_inputs(given), _inputs(graph), strict=True)
+        return {node: self._saved[known.name] for known, node in both if known.name in self._saved}
+
+    def _gradients(self) -> list[Gradient]:
+        """A backward returns the gradients of all inputs of its forward, in their order."""
+        return [
+            Gradient(at, place.unit, place.flat, place.index)
+            for at, place in self.places.items()
+            if place.trained
+        ]
+
+    def _learn(self, forward: fx.Graph) -> None:
+        """What of the parameters a backward may be given, under the name that it has there."""
+        self._refuse_writes()
+        places = self._of_forward(forward)
+        aliases = Aliases(forward)
+        for node in forward.nodes:
+            found = [places[origin] for origin in aliases.of(node) if origin in places]
+            if len({place.unit for place in found}) > 1 and node.op != "output":
+                raise InputError(
+                    f"{node} may be a view of parameters of several units, so what calls "
+                    f"{node.target} cannot be compiled: make one unit of them"
+                )
+            if found:
+                self._saved[node.name] = found[0]
+
+    def _refuse_writes(self) -> None:
+        """AOTAutograd takes writes to inputs out of the graph and does them after it."""
+        context = torch._guards.TracingContext.try_get()
+        about = context.fw_metadata.input_info if context and context.fw_metadata else []
+        if any(at < len(about) and about[at].mutates_data for at in self.places):
+            raise InputError(
+                "the graph writes to a parameter: a sharded one is only read; "
+                "write to the pieces that model.parameters() gives"
+            )
+
+    def _schedule(self, graph: fx.Graph, units: list[Unit], gradients: list[Gradient]) -> list[str]:
+        """Returns why not, if the finished graph could not be proven."""
+        model = self._living()
+        end = graph.output_node()
+        outputs = end.args
+        schedule(
+            graph,
+            units,
+            OPS,
+            model=model.number,
+            prefetch=model.ahead.units,
+            limit=self.limit,
+            gradients=gradients,
+        )
+        why = prove(graph, units, OPS)
+        if why:
+            for node in list(graph.nodes):
+                if node.op == "call_function" and node.target in vars(OPS).values():
+                    graph.erase_node(node)
+            end.args = outputs
+            gather_throughout(graph, units, OPS, model=model.number, gradients=gradients)
+        return why
+
+
+def _inputs(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def _mark_last(graph: fx.Graph) -> None:
+    """With the last gradient of a unit its sum begins."""
+    seen = set()
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and node.target is OPS.reduce:
+            unit = node.args[2]
+            node.args = (*node.args, unit not in seen)
+            seen.add(unit)

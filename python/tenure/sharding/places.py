@@ -1,0 +1,44 @@
+"""Which parameter of which model a whole tensor is, for who meets it without its module."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from tenure.sharding.sharded import Sharded
+
+__all__ = ["Place", "place_of", "remember"]
+
+_NAME = "_tenure_place"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter belongs."""
+
+    model: Callable[[], Sharded | None]
+    unit: int
+    flat: int
+    index: int
+    trained: bool
+
+
+def remember(model: Sharded, unit: int, flats: list[list[nn.Parameter]]) -> None:
+    """These are the whole parameters of a unit."""
+    weak = weakref.ref(model)
+    for flat, parameters in enumerate(flats):
+        for index, parameter in enumerate(parameters):
+            place = Place(weak, unit, flat, index, parameter.requires_grad)
+            parameter.__dict__[_NAME] = place
+
+
+def place_of(tensor: object) -> Place | None:
+    """Where it belongs, if it is a whole parameter of a sharded model that is alive."""
+    place = tensor.__dict__.get(_NAME) if isinstance(tensor, torch.Tensor) else None
+    return place if isinstance(place, Place) and place.model() is not None else None

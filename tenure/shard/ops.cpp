@@ -1,0 +1,106 @@
+#include <tenure/shard/ops.h>
+
+#include <tenure/core/error.h>
+#include <tenure/core/text.h>
+#include <tenure/shard/sharder.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/library.h>
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace tenure::shard {
+namespace {
+
+// The models of this process. A graph outlives the model that it was compiled for.
+class Models {
+ public:
+  static Models& all() {
+    static auto* models = new Models;
+    return *models;
+  }
+
+  int64_t add(const std::shared_ptr<Sharder>& sharder) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(known_, [](const auto& entry) { return entry.second.expired(); });
+    known_.emplace(++last_, sharder);
+    return last_;
+  }
+
+  std::shared_ptr<Sharder> at(int64_t number) {
+    const std::lock_guard lock(mutex_);
+    const auto found = known_.find(number);
+    auto sharder = found == known_.end() ? nullptr : found->second.lock();
+    if (sharder == nullptr) {
+      throw Error(text("a compiled graph runs for sharded model ", number,
+                       ", which is gone: compile the model that is there"));
+    }
+    return sharder;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int64_t, std::weak_ptr<Sharder>> known_;
+  int64_t last_ = 0;
+};
+
+Phase phase() {
+  return torch::autograd::get_current_graph_task_id() == -1 ? Phase::forward : Phase::backward;
+}
+
+void gather(at::TensorList /*parameters*/, int64_t model, int64_t unit) {
+  Models::all().at(model)->gather(static_cast<uint32_t>(unit), phase());
+}
+
+void wait(at::TensorList /*parameters*/, int64_t model, int64_t unit) {
+  Models::all().at(model)->use(static_cast<uint32_t>(unit), phase());
+}
+
+void release(at::TensorList /*parameters*/, int64_t model, int64_t unit) {
+  Models::all().at(model)->leave(static_cast<uint32_t>(unit), phase());
+}
+
+void reduce(const at::Tensor& gradient, int64_t model, int64_t unit, int64_t flat,
+            int64_t parameter, bool last) {
+  const auto sharder = Models::all().at(model);
+  const auto number = static_cast<uint32_t>(unit);
+  sharder->take(number, static_cast<uint32_t>(flat), static_cast<size_t>(parameter), gradient);
+  if (last) {
+    sharder->add_up(number);
+  }
+}
+
+void nothing_to_units(at::TensorList /*parameters*/, int64_t /*model*/, int64_t /*unit*/) {}
+void nothing_to_gradients(const at::Tensor& /*gradient*/, int64_t /*model*/, int64_t /*unit*/,
+                          int64_t /*flat*/, int64_t /*parameter*/, bool /*last*/) {}
+
+}  // namespace
+
+int64_t number_model(const std::shared_ptr<Sharder>& sharder) { return Models::all().add(sharder); }
+
+}  // namespace tenure::shard
+
+TORCH_LIBRARY_FRAGMENT(tenure, m) {
+  m.def("gather(Tensor(a!)[] parameters, int model, int unit) -> ()");
+  m.def("wait(Tensor(a!)[] parameters, int model, int unit) -> ()");
+  m.def("release(Tensor(a!)[] parameters, int model, int unit) -> ()");
+  m.def(
+      "reduce(Tensor(a!) gradient, int model, int unit, int flat, int parameter, bool last) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(tenure, CompositeExplicitAutograd, m) {
+  m.impl("gather", &tenure::shard::gather);
+  m.impl("wait", &tenure::shard::wait);
+  m.impl("release", &tenure::shard::release);
+  m.impl("reduce", &tenure::shard::reduce);
+}
+
+TORCH_LIBRARY_IMPL(tenure, Meta, m) {
+  m.impl("gather", &tenure::shard::nothing_to_units);
+  m.impl("wait", &tenure::shard::nothing_to_units);
+  m.impl("release", &tenure::shard::nothing_to_units);
+  m.impl("reduce", &tenure::shard::nothing_to_gradients);
+}
