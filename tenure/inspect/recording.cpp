@@ -39,6 +39,8 @@ CREATE TABLE steps(step INTEGER PRIMARY KEY, seconds REAL, held INTEGER, peak IN
   device_used INTEGER, device_reserved INTEGER, device_allocated INTEGER);
 CREATE TABLE cuts(step INTEGER, origin INTEGER, bytes INTEGER, count INTEGER, birth_steps INTEGER,
   PRIMARY KEY(origin, step)) WITHOUT ROWID;
+CREATE TABLE figures(step INTEGER, part TEXT, name TEXT, value INTEGER,
+  PRIMARY KEY(step, part, name)) WITHOUT ROWID;
 CREATE TABLE holdings(id INTEGER PRIMARY KEY, step INTEGER, origin INTEGER, bytes_per_step REAL,
   bytes INTEGER, count INTEGER, path TEXT);
 CREATE TABLE notes(id INTEGER PRIMARY KEY, seconds REAL, kind TEXT, text TEXT);
@@ -163,6 +165,7 @@ struct Recording::File {
   Statement step{handle.file,
                  "INSERT OR REPLACE INTO steps VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"};
   Statement cut{handle.file, "INSERT OR REPLACE INTO cuts VALUES(?,?,?,?,?)"};
+  Statement figure{handle.file, "INSERT OR REPLACE INTO figures VALUES(?,?,?,?)"};
   Statement holding{handle.file, "INSERT INTO holdings VALUES(NULL,?,?,?,?,?,?)"};
   Statement mark{handle.file, "INSERT OR REPLACE INTO kinds VALUES(?,?,?)"};
   Statement note{handle.file, "INSERT INTO notes VALUES(NULL,?,?,?)"};
@@ -170,11 +173,12 @@ struct Recording::File {
   Statement free_pages{handle.file, "PRAGMA freelist_count"};
   Statement page_size{handle.file, "PRAGMA page_size"};
   // The oldest detail first; of what shows the course of things, every other one of the older half.
-  std::array<Statement, 3> thin{
+  std::array<Statement, 4> thin{
       Statement(handle.file,
                 "DELETE FROM storages WHERE id IN (SELECT id FROM storages WHERE died_step IS NOT "
                 "NULL ORDER BY id LIMIT 20000)"),
       Statement(handle.file, thinning("cuts").c_str()),
+      Statement(handle.file, thinning("figures").c_str()),
       Statement(handle.file, thinning("steps").c_str())};
 };
 
@@ -247,6 +251,10 @@ void Recording::add(const Cut& cut) {
                  cut.birth_steps);
 }
 
+void Recording::add(const Figure& figure) {
+  file_->figure.run(figure.step, figure.part, figure.name, figure.value);
+}
+
 void Recording::add(const Holding& holding) {
   file_->holding.run(holding.step, static_cast<uint32_t>(holding.origin), holding.bytes_per_step,
                      holding.bytes, holding.count, std::string_view(holding.path));
@@ -258,7 +266,7 @@ void Recording::add(const Mark& mark) {
 
 void Recording::forget_steps() {
   file_->handle.execute(
-      "DELETE FROM steps; DELETE FROM cuts; UPDATE storages SET born_step = 0;"
+      "DELETE FROM steps; DELETE FROM cuts; DELETE FROM figures; UPDATE storages SET born_step = 0;"
       "UPDATE storages SET died_step = 0 WHERE died_step IS NOT NULL;");
 }
 
@@ -319,6 +327,7 @@ void Recording::commit() {}
 void Recording::add(const StepRow& /*row*/) {}
 void Recording::add(const Changes& /*changes*/) {}
 void Recording::add(const Cut& /*cut*/) {}
+void Recording::add(const Figure& /*figure*/) {}
 void Recording::add(const Holding& /*holding*/) {}
 void Recording::add(const Mark& /*mark*/) {}
 void Recording::forget_steps() {}

@@ -26,6 +26,14 @@ struct Cut {
   int64_t birth_steps = 0;  // how many different steps those alive were born in
 };
 
+// What a part of Tenure says of itself at the end of a step.
+struct Figure {
+  uint64_t step = 0;
+  std::string part;  // "shard"
+  std::string name;  // "peak_gathered_bytes"
+  int64_t value = 0;
+};
+
 // How the storages of one origin were held when someone looked.
 struct Holding {
   uint64_t step = 0;
@@ -68,9 +76,10 @@ class Recording {
   void add(const StepRow& row);
   void add(const Changes& changes);
   void add(const Cut& cut);
+  void add(const Figure& figure);
   void add(const Holding& holding);
   void add(const Mark& mark);
-  void forget_steps();  // and cuts; storages were in step 0
+  void forget_steps();  // and cuts and figures; storages were in step 0
   void note(double seconds, std::string_view kind, std::string_view text);
   // What SQLite keeps of it in memory.
   int64_t cached_bytes() const;

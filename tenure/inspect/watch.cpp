@@ -2,6 +2,7 @@
 
 #include <tenure/core/clock.h>
 #include <tenure/core/fork.h>
+#include <tenure/core/part.h>
 #include <tenure/core/sample.h>
 #include <tenure/core/ticks.h>
 #include <tenure/inspect/children.h>
@@ -63,6 +64,18 @@ StepRow sampled_row(uint64_t step, double seconds) {
   return row;
 }
 
+std::vector<Figure> figures_at(uint64_t step) {
+  std::vector<Figure> out;
+  for (const auto& part : parts()) {
+    if (part->stats) {
+      for (auto& [name, value] : part->stats()) {
+        out.push_back({step, part->name, std::move(name), value});
+      }
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 struct Watch::State {
@@ -81,6 +94,7 @@ struct Watch::State {
 
   void end_step(uint64_t step) {
     const auto begin = SteadyClock::now();
+    auto figures = options.path.empty() ? std::vector<Figure>() : figures_at(step);
     auto row = sampled_row(step, seconds());
     observer().sweep();
     if (row.shared) {
@@ -127,6 +141,7 @@ struct Watch::State {
     rows.push_back(row);
     ++steps;
     queued_rows.push_back(row);
+    std::ranges::move(figures, std::back_inserter(queued_figures));
     if (rows.size() > kMostRows) {
       thin_rows();
     }
@@ -143,6 +158,7 @@ struct Watch::State {
         // Until now intervals of time stood in for steps, whose numbers begin anew.
         rows.clear();
         queued_rows.clear();
+        queued_figures.clear();
         cuts.clear();
         queued_cuts.clear();
         steps = 0;
@@ -246,6 +262,7 @@ struct Watch::State {
   void write() {
     std::vector<StepRow> new_rows;
     std::vector<Cut> new_cuts;
+    std::vector<Figure> new_figures;
     std::vector<Holding> new_holdings;
     std::vector<Mark> new_marks;
     std::vector<std::pair<std::string, std::string>> new_notes, new_meta;
@@ -255,6 +272,7 @@ struct Watch::State {
       std::swap(forget, forget_steps);
       new_rows.swap(queued_rows);
       new_cuts.swap(queued_cuts);
+      new_figures.swap(queued_figures);
       new_holdings.swap(queued_holdings);
       new_marks.swap(queued_marks);
       new_notes.swap(queued_notes);
@@ -276,6 +294,9 @@ struct Watch::State {
       recording->add(changes);
       for (const auto& cut : new_cuts) {
         recording->add(cut);
+      }
+      for (const auto& figure : new_figures) {
+        recording->add(figure);
       }
       for (const auto& holding : new_holdings) {
         recording->add(holding);
@@ -308,6 +329,7 @@ struct Watch::State {
   std::map<OriginId, std::vector<Cut>> cuts;
   Evidence evidence;
   std::vector<Cut> queued_cuts;
+  std::vector<Figure> queued_figures;
   std::vector<Holding> queued_holdings;
   std::vector<Mark> queued_marks;
   std::vector<std::pair<std::string, std::string>> queued_notes, queued_meta;

@@ -1,6 +1,7 @@
 #include <tenure/shard/ops.h>
 
 #include <tenure/core/error.h>
+#include <tenure/core/part.h>
 #include <tenure/core/text.h>
 #include <tenure/shard/sharder.h>
 
@@ -10,10 +11,14 @@
 
 #include <map>
 #include <mutex>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace tenure::shard {
 namespace {
+
+std::vector<std::pair<std::string, int64_t>> figures();
 
 // The models of this process. A graph outlives the model that it was compiled for.
 class Models {
@@ -25,9 +30,24 @@ class Models {
 
   int64_t add(const std::shared_ptr<Sharder>& sharder) {
     const std::lock_guard lock(mutex_);
+    // Leaked: whoever asks may ask late.
+    static const auto* const registration =
+        new PartRegistration(register_part({.name = "shard", .stats = figures}));
+    (void)registration;
     std::erase_if(known_, [](const auto& entry) { return entry.second.expired(); });
     known_.emplace(++last_, sharder);
     return last_;
+  }
+
+  std::vector<std::shared_ptr<Sharder>> living() {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Sharder>> out;
+    for (const auto& [number, sharder] : known_) {
+      if (auto one = sharder.lock()) {
+        out.push_back(std::move(one));
+      }
+    }
+    return out;
   }
 
   std::shared_ptr<Sharder> at(int64_t number) {
@@ -46,6 +66,35 @@ class Models {
   std::map<int64_t, std::weak_ptr<Sharder>> known_;
   int64_t last_ = 0;
 };
+
+// What recordings have of a step.
+std::vector<std::pair<std::string, int64_t>> figures() {
+  Stats sum;
+  const auto models = Models::all().living();
+  for (const auto& sharder : models) {
+    if (const auto pass = sharder->pass()) {
+      sum.gathered_bytes += pass->gathered_bytes;
+      sum.peak_gathered += pass->peak_gathered;
+      sum.peak_needed += pass->peak_needed;
+      sum.moved_bytes += pass->moved_bytes;
+      sum.reduced_bytes += pass->reduced_bytes;
+      sum.waited += pass->waited;
+      sum.lag += pass->lag;
+    }
+  }
+  if (models.empty()) {
+    return {};
+  }
+  const auto bytes = [](uint64_t count) { return static_cast<int64_t>(count); };
+  const auto micros = [](double seconds) { return static_cast<int64_t>(seconds * 1e6); };
+  return {{"gathered_bytes", bytes(sum.gathered_bytes)},
+          {"peak_gathered_bytes", bytes(sum.peak_gathered)},
+          {"peak_needed_bytes", bytes(sum.peak_needed)},
+          {"moved_bytes", bytes(sum.moved_bytes)},
+          {"reduced_bytes", bytes(sum.reduced_bytes)},
+          {"waited_us", micros(sum.waited)},
+          {"release_lag_us", micros(sum.lag)}};
+}
 
 Phase phase() {
   return torch::autograd::get_current_graph_task_id() == -1 ? Phase::forward : Phase::backward;

@@ -140,7 +140,9 @@ void Sharder::finish_gather(Unit& unit, Use use) {
   }
   unit.gathering.clear();
   unit.become(Life::ready);
-  unit.stats.waited += seconds_between(begin, ticks());
+  const auto waited = seconds_between(begin, ticks());
+  unit.stats.waited += waited;
+  current_.waited += waited;
   unit.stats.moving += seconds_between(unit.gather_began, ticks());
 }
 
@@ -244,7 +246,9 @@ void Sharder::stop_using(Unit& unit) {
 void Sharder::release(Unit& unit, const std::string& when) {
   unit.become(Life::released);
   gathered_bytes_ -= unit.stats.bytes;
-  unit.stats.lag += seconds_between(unit.last_use, ticks());
+  const auto lag = seconds_between(unit.last_use, ticks());
+  unit.stats.lag += lag;
+  current_.lag += lag;
   const Releaser by{"shard", text(when, " of unit '", unit.name, "'")};
   for (auto& flat : unit.flats) {
     flat.release(by);
@@ -361,6 +365,17 @@ std::vector<at::Tensor> Sharder::join(uint32_t number, uint32_t index,
       return text("joining the pieces of unit '", units_[number].name, "'");
     });
   });
+}
+
+std::optional<Stats> Sharder::pass() const {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) {
+    return std::nullopt;
+  }
+  auto out = current_;
+  out.passes = passes_;
+  out.gathered_bytes = gathered_bytes_;
+  return out;
 }
 
 Stats Sharder::stats() const {

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -74,6 +75,9 @@ class Sharder {
                                const std::vector<at::Tensor>& pieces);
 
   Stats stats() const;
+  // Of the pass that runs or was the last to run, without units; nothing while a collective is
+  // waited for.
+  std::optional<Stats> pass() const;
 
  private:
   struct Unit {

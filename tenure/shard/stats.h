@@ -27,6 +27,8 @@ struct Stats {
   uint64_t peak_needed = 0;    // most bytes of units in use at once: no order of releases does less
   uint64_t moved_bytes = 0;    // gathered in total
   uint64_t reduced_bytes = 0;
+  double waited = 0;  // seconds that the host waited for gathers
+  double lag = 0;     // seconds between last uses and releases, added up
   std::vector<UnitStats> units;
 
   // 1 is the least possible.

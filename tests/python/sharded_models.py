@@ -52,6 +52,55 @@ class Net(nn.Module):
         return self.head(self.frozen(h))
 
 
+class Attention(nn.Module):
+    """Causal, of four heads."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.mix(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        heads = F.scaled_dot_product_attention(*parts, is_causal=True)
+        return self.out(heads.transpose(1, 2).flatten(2))
+
+
+class GPTBlock(nn.Module):
+    """Attention and two linear layers, each with its norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Module):
+    """A small one, with tied ends."""
+
+    def __init__(self, *, width: int = 32, layers: int = 3) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, width)
+        self.at = nn.Embedding(16, width)
+        self.blocks = nn.ModuleList(GPTBlock(width) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, WORDS, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embed(x) + self.at(torch.arange(x.shape[1]))
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h))
+
+
 def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 

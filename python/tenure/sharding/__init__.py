@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tenure import _C
 from tenure.errors import InputError
-from tenure.sharding.choosing import Choice, Units, choose, device_of
+from tenure.sharding.choosing import Units, check, choose, device_of
 from tenure.sharding.compiled import backend
 from tenure.sharding.deepspeed import from_deepspeed
 from tenure.sharding.gradients import Group
@@ -74,7 +74,7 @@ def shard(
     ranks = ranks_of(group)
     choices = choose(model, units, keep_resident)
     device = device_of(choices)
-    _check(choices)
+    check(choices)
     side, store = meeting_of(ranks.everyone, timeout)
     how = (reshard_after_forward, prefetch, prefetch_bytes, offload, param_dtype, reduce_dtype)
     require_same(choices, f"{how}", side)
@@ -107,17 +107,3 @@ def _check_types(**given: torch.dtype | None) -> None:
     for name, dtype in given.items():
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise InputError(f"{name} is a floating-point dtype like torch.bfloat16, not {dtype}")
-
-
-def _check(choices: list[Choice]) -> None:
-    from torch.distributed.tensor import DTensor
-
-    for choice in choices:
-        for member in choice.members:
-            parameter = member.parameter
-            if isinstance(parameter, DTensor):
-                raise InputError(
-                    f"{member.name} is a DTensor (tensor parallel), which cannot be sharded further"
-                )
-            if parameter.is_meta:
-                raise InputError(f"{member.name} is on the meta device: give it values first")

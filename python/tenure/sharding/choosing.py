@@ -10,7 +10,7 @@ from torch import nn
 
 from tenure.errors import InputError
 
-__all__ = ["Choice", "Home", "Member", "Units", "choose"]
+__all__ = ["Choice", "Home", "Member", "Units", "check", "choose", "device_of"]
 
 Units = None | type[nn.Module] | Iterable[type[nn.Module] | str] | Callable[[str, nn.Module], bool]
 
@@ -37,7 +37,9 @@ class Choice:
     """What is gathered and released as one: a module, and what it alone has."""
 
     name: str
-    module: nn.Module | None  # none: small parameters of all modules, which stay gathered
+    module: nn.Module | None = None  # none: what other units use
+    path: str | None = None  # the module's
+    stays: bool = False  # gathered for a whole pass
     members: list[Member] = field(default_factory=list)
     needs: set[int] = field(default_factory=set)  # others that own a parameter that it uses
 
@@ -47,9 +49,11 @@ def choose(model: nn.Module, units: Units, keep_resident: int) -> list[Choice]:
     named = dict(model.named_modules())
     chosen = _chosen(named, units)
     owner = _owners(named, chosen)
-    choices = {name: Choice(name or type(model).__name__, named[name]) for name in [*chosen, ""]}
+    choices = {
+        path: Choice(path or type(model).__name__, named[path], path) for path in [*chosen, ""]
+    }
     order = list(choices)
-    small = Choice("small parameters", None)
+    small = Choice("small parameters", stays=True)
     all_of_them = [*choices.values(), small]
     known: dict[nn.Parameter, tuple[int, Member]] = {}
     for module_name, module in named.items():
@@ -122,6 +126,20 @@ def _owners(named: dict[str, nn.Module], chosen: list[str]) -> dict[str, str]:
             at = at.rpartition(".")[0]
         out[name] = at
     return out
+
+
+def check(choices: Iterable[Choice]) -> None:
+    """Raises InputError for a parameter that cannot be sharded."""
+    from torch.distributed.tensor import DTensor
+
+    for member in (member for choice in choices for member in choice.members):
+        parameter = member.parameter
+        if isinstance(parameter, DTensor):
+            raise InputError(
+                f"{member.name} is a DTensor (tensor parallel), which cannot be sharded further"
+            )
+        if parameter.is_meta:
+            raise InputError(f"{member.name} is on the meta device: give it values first")
 
 
 def device_of(choices: Iterable[Choice]) -> torch.device:

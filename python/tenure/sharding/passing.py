@@ -131,6 +131,7 @@ class Unit:
         self.model = model
         self.needs: list[Unit] = []  # others that own a parameter that is used here
         self._frames: list[_Frame] = []
+        self._last_hook = -1
         self._calls: list[_Call] = []  # through which a backward runs
         self._backward = -1  # which
         self._came = 0  # gradients of parameters
@@ -145,16 +146,21 @@ class Unit:
     def install(self, module: nn.Module) -> None:
         """From now on the module's forward gathers and releases."""
         module.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
-        module.register_forward_hook(self._after, with_kwargs=True, always_call=True)
+        after = module.register_forward_hook(self._after, with_kwargs=True, always_call=True)
+        self._last_hook = after.id
 
     # Forward.
 
-    def _before(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return  # the graph gathers
+        hooks = module._forward_hooks
+        if next(reversed(hooks)) != self._last_hook:
+            # Others came since, and may read parameters: to the end.
+            hooks[self._last_hook] = hooks.pop(self._last_hook)
+        self.model.begin()
         frame = _Frame()
         self._frames.append(frame)
-        self.model.begin()
         for unit in (*self.needs, self):
             self.model.sharder.enter(unit.number, "forward")
             frame.entered.append(unit)

@@ -14,11 +14,14 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from tenure import _C
-from tenure.sharding.choosing import Choice, Member
+from tenure.errors import InputError
+from tenure.sharding.changes import Arrivals, refuse_moves
+from tenure.sharding.choosing import Choice, Member, check, device_of
 from tenure.sharding.gradients import Group, Piece
+from tenure.sharding.identity import identify, identity_of
+from tenure.sharding.meeting import require_same
 from tenure.sharding.optimizer_state import OptimizerState
 from tenure.sharding.passing import Unit, current_backward
-from tenure.sharding.places import remember
 
 __all__ = ["Ahead", "Compiled", "Sharded"]
 
@@ -75,11 +78,13 @@ class Sharded(OptimizerState):
         made = [self._make(choice) for choice in choices]
         # Modules and graphs have the units, and those have this: a cycle would outlive the model.
         self._units = [weakref.ref(unit) for unit in made]
+        self._paths = {choice.path: at for at, choice in enumerate(choices)}
         for unit, choice in zip(made, choices, strict=True):
             unit.needs = [made[number] for number in sorted(choice.needs)]
             if choice.module is not None:
                 unit.install(choice.module)
         self._keep_state(choices, side)
+        self._arrivals = Arrivals(self._living_model())
 
     def _make(self, choice: Choice) -> Unit:
         groups = _alike(choice.members)
@@ -87,7 +92,7 @@ class Sharded(OptimizerState):
             choice.name,
             [[member.name for member in group] for group in groups],
             [[member.parameter.detach() for member in group] for group in groups],
-            stays=choice.module is None,
+            stays=choice.stays,
         )
         whole, pieces = [], []
         for index, group in enumerate(groups):
@@ -102,12 +107,54 @@ class Sharded(OptimizerState):
             pieces.append([piece for _, piece in both])
         self._pieces.append(pieces)
         self._names.append([[member.name for member in group] for group in groups])
-        remember(self, number, whole)
+        identify(self, number, whole)
         return Unit(number, self, whole)
 
     def stats(self) -> _C.ShardStats:
         """What sharding did, in the pass before this one and ever."""
         return self.sharder.stats()
+
+    def adopt(self) -> list[str]:
+        """Shards the parameters that came to the model after `tenure.shard()`. A collective.
+
+        Their values are those of the first rank, and they are gathered with the unit around them.
+        An optimizer does not know of them yet.
+
+        Returns:
+            Their names.
+
+        Raises:
+            InputError: They cannot be sharded, or are not the same on all ranks; nothing is done.
+        """
+        members = self._arrivals.members()
+        added: dict[int, Choice] = {}
+        for member in members:
+            if identity_of(member.parameter) is not None:
+                raise InputError(
+                    f"{member.name} is a parameter of a sharded model under another name: "
+                    "tie parameters before tenure.shard()"
+                )
+            owner = self._unit_around(member.name)
+            name = f"what came to unit {owner}"
+            added.setdefault(owner, Choice(name)).members.append(member)
+        check(added.values())
+        if any(device_of([choice]) != self._group.device for choice in added.values()):
+            raise InputError(f"parameters are on {self._group.device}: move new ones there, too")
+        require_same(list(added.values()), "adopt", self._side)
+        for owner, choice in added.items():
+            around = self._units[owner]()
+            assert around is not None
+            unit = self._make(choice)
+            self._units.append(weakref.ref(unit))
+            around.needs.append(unit)
+        self._add_state(list(added.values()))
+        self._arrivals.adopted()
+        return [member.name for member in members]
+
+    def _unit_around(self, path: str) -> int:
+        while path not in self._paths:
+            path = path.rpartition(".")[0]
+        return self._paths[path]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -164,6 +211,7 @@ class Sharded(OptimizerState):
     def begin(self) -> None:
         """A module is entered; the outermost one begins a pass, unless backward computes it."""
         if self._depth == 0 and current_backward() == -1:
+            self._arrivals.require_none()
             for hook in self.leaf_hooks:
                 hook.remove()
             self.leaf_hooks.clear()
@@ -239,6 +287,7 @@ def _replace(
         home.module._parameters[home.name] = kept
         home.module.__dict__[home.name] = whole
     for home in member.homes:
+        refuse_moves(home.module)
         if isinstance(home.module, nn.RNNBase):
             _refresh(home.module)
     return whole, kept

@@ -38,10 +38,17 @@ class ModelState:
         self._side = side
         self._is_first = dist.get_rank(side) == 0
         self._places = {}
-        model = [choice.module for choice in choices if choice.module is not None][-1]
+        self._by_module: Places = weakref.WeakKeyDictionary()
+        self._hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        model = next(choice.module for choice in choices if choice.path == "")
+        assert model is not None
         self._model = weakref.ref(model)
+        self._add_state(choices)
+
+    def _add_state(self, choices: list[Choice]) -> None:
+        """These are sharded as well."""
+        model = self._living_model()
         rank = dist.get_rank(self._group.ranks)
-        places: Places = weakref.WeakKeyDictionary()
         for member in (member for choice in choices for member in choice.members):
             home = member.homes[0]
             place = _place_of(
@@ -52,9 +59,16 @@ class ModelState:
             )
             self._places[member.name] = place
             for home in member.homes:
-                places.setdefault(home.module, {})[home.name] = place
-        for module in model.modules():
-            _hook(module, places, is_model=module is model)
+                self._by_module.setdefault(home.module, {})[home.name] = place
+        for module in set(model.modules()) - set(self._hooked):
+            _hook(module, self._by_module, is_model=module is model)
+            self._hooked.add(module)
+
+    def _living_model(self) -> nn.Module:
+        model = self._model()
+        if model is None:
+            raise InputError("the sharded model is gone: keep it as long as its model.tenure")
+        return model
 
     def full_state_dict(self, *, rank0_only: bool = False) -> dict[str, Any]:
         """The whole state of the model on the host, as the model would have it unsharded.
@@ -108,10 +122,10 @@ class ModelState:
             else:
                 target.copy_(value)
         # For values that are no tensors, and for what modules do beside copying.
-        _alive(self._model()).load_state_dict(own)
+        self._living_model().load_state_dict(own)
 
     def _model_state(self) -> dict[str, Any]:
-        return _alive(self._model()).state_dict()
+        return self._living_model().state_dict()
 
     def _flats(self) -> Iterator[tuple[int, int, list[str], list[nn.Parameter]]]:
         """Unit, number, names and pieces of each."""
@@ -147,12 +161,6 @@ class ModelState:
         return whole
 
 
-def _alive(model: nn.Module | None) -> nn.Module:
-    if model is None:
-        raise InputError("the model that was sharded is gone: keep it as long as its model.tenure")
-    return model
-
-
 def _place_of(name: str, whole: torch.Tensor, piece: torch.Tensor | None, rank: int) -> Place:
     """Each rank has as much of the flat buffer, in which the whole parameter lies somewhere."""
     assert piece is not None
@@ -185,10 +193,8 @@ def _hook(module: nn.Module, places: Places, *, is_model: bool) -> None:
                 state[prefix + name] = place.cut(value)
 
     hooked: Any = module  # torch's stubs have no types for these
-    if module in places:
-        hooked.register_state_dict_post_hook(save)
-    if module in places or is_model or any(True for _ in module.children()):
-        hooked.register_load_state_dict_pre_hook(load)
+    hooked.register_state_dict_post_hook(save)
+    hooked.register_load_state_dict_pre_hook(load)
 
 
 def _require_loadable(

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import tenure
 from ranks import run_ranks
-from sharded_models import Net, average_gradients, batch_of, loss_of
+from sharded_models import GPT, Net, average_gradients, batch_of, loss_of
 
 STEPS = 6
 Figures = list[tuple[float, float, float, float]]
@@ -72,6 +72,40 @@ def test_it_is_data_parallel_training(world: int) -> None:
                 assert norm == pytest.approx(other, rel=1e-5), name
 
 
+def curves(rank: int, _world: int) -> list[list[float]]:
+    """Fifty losses of a GPT: plain data parallel, sharded, sharded and compiled."""
+    torch.manual_seed(0)
+    plain = GPT()
+    found = []
+    for kind in ("plain", "sharded", "compiled"):
+        model = copy.deepcopy(plain)
+        if kind != "plain":
+            tenure.shard(model)
+        run = model
+        if kind == "compiled":
+            run = torch.compile(model, backend=tenure.sharding.backend("aot_eager"))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        losses = []
+        for step in range(50):
+            loss = loss_of(run, batch_of(rank, step % 5))
+            loss.backward()
+            if kind == "plain":
+                average_gradients(model)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        found.append(losses)
+    return found
+
+
+def test_the_loss_curves_of_a_gpt_match() -> None:
+    for plain, *others in run_ranks(curves, 2, timeout=120):
+        assert plain[-1] < 0.5 * plain[0]
+        for losses in others:
+            assert losses == pytest.approx(plain, rel=1e-4)
+
+
 def train_replicas(rank: int, _world: int) -> Figures:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     return train(rank, 2, {}, {"group": mesh})
@@ -101,6 +135,48 @@ def resident(rank: int, _world: int) -> None:
             p.fill_(0.25)
     loss_of(model, batch_of(rank, 0))
     assert model.blocks[0].scale.item() == 0.25
+
+
+def adopts(rank: int, _world: int) -> None:
+    """Parameters that come later are sharded when asked for, and not before."""
+    model = tenure.shard(Net())
+    loss_of(model, batch_of(rank, 0)).backward()
+    model.zero_grad()
+    block = model.blocks[1]
+    block.register_forward_hook(lambda block, _x, y: y * block.late.sum() + block.extra(y))
+    torch.manual_seed(rank)
+    block.late = nn.Parameter(torch.randn(7))
+    block.extra = nn.Linear(17, 17)
+    with pytest.raises(tenure.InputError, match=r"blocks\.1\.late, .* call model.tenure.adopt"):
+        loss_of(model, batch_of(rank, 0))
+    names = ["blocks.1.late", "blocks.1.extra.weight", "blocks.1.extra.bias"]
+    assert model.tenure.adopt() == names
+    assert model.tenure.adopt() == []
+    whole = model.tenure.full_state_dict()
+    assert set(names) <= set(whole)
+    plain = Net()
+    other = plain.blocks[1]
+    other.register_forward_hook(lambda block, _x, y: y * block.late.sum() + block.extra(y))
+    other.late, other.extra = nn.Parameter(torch.randn(7)), nn.Linear(17, 17)
+    plain.load_state_dict(whole)
+    for both in (model, plain):
+        loss_of(both, batch_of(rank, 0)).backward()
+    average_gradients(plain)
+    found = model.tenure.full_gradients()
+    for name in names:
+        torch.testing.assert_close(found[name], plain.get_parameter(name).grad)
+    model.blocks[0].up.bias = model.blocks[2].up.bias
+    with pytest.raises(tenure.InputError, match="tie parameters before"):
+        model.tenure.adopt()
+
+
+def stays_where_it_is(_rank: int, _world: int) -> None:
+    model = tenure.shard(Net())
+    assert model.to("cpu").float() is model
+    for move in (model.double, lambda: model.to(torch.bfloat16), model.blocks[0].half):
+        with pytest.raises(tenure.InputError, match="before tenure.shard"):
+            move()
+    loss_of(model, batch_of(0, 0)).backward()
 
 
 def gradients(rank: int, _world: int) -> None:
@@ -184,5 +260,13 @@ def test_gradients_on_two_ranks() -> None:
 
 
 def all_cases(rank: int, world: int) -> None:
-    for case in (gradients, accumulate, low_precision, not_finite, resident):
+    for case in (
+        gradients,
+        accumulate,
+        low_precision,
+        not_finite,
+        resident,
+        adopts,
+        stays_where_it_is,
+    ):
         case(rank, world)

@@ -9,7 +9,7 @@ from torch import fx
 
 from tenure.errors import InputError
 from tenure.sharding.compiled.preparing import Compiler, Prepare, Preparing
-from tenure.sharding.places import Place, place_of
+from tenure.sharding.identity import Identity, identity_of
 from tenure.sharding.sharded import Sharded
 
 __all__ = ["backend"]
@@ -52,21 +52,23 @@ def backend(compiler: str = "inductor", *, memory: int | None = None) -> Compile
             compile_both = compile_with(mode, options or {})
         else:
             compile_both = _uncompiled
-        places = {at: place for at, one in enumerate(inputs) if (place := place_of(one))}
-        model = _model_of(places)
+        parameters = {
+            at: identity for at, one in enumerate(inputs) if (identity := identity_of(one))
+        }
+        model = _model_of(parameters)
         if model is None:
             plain: Compiler = compile_both(module, inputs, None)
             return plain
-        way = next(iter(places.values())).model
-        shapes = {at: inputs[at].shape for at in places}
-        preparing = Preparing(way, places, shapes, _limit_of(model, memory))
+        way = next(iter(parameters.values())).model
+        shapes = {at: inputs[at].shape for at in parameters}
+        preparing = Preparing(way, parameters, shapes, _limit_of(model, memory))
         return preparing.watched(compile_both(module, inputs, preparing.prepare))
 
     return compile_graph
 
 
-def _model_of(places: dict[int, Place]) -> Sharded | None:
-    models = {id(model): model for place in places.values() if (model := place.model())}
+def _model_of(parameters: dict[int, Identity]) -> Sharded | None:
+    models = {id(model): model for identity in parameters.values() if (model := identity.model())}
     if len(models) > 1:
         raise InputError(
             "one compiled graph uses parameters of several sharded models: compile them apart"

@@ -31,7 +31,7 @@ from tenure.sharding.compiled.schedule import (
     peak,
     schedule,
 )
-from tenure.sharding.places import Place
+from tenure.sharding.identity import Identity
 from tenure.sharding.sharded import Compiled, Sharded
 
 __all__ = ["OPS", "Compiler", "Prepare", "Preparing"]
@@ -65,21 +65,25 @@ class Preparing:
     """A graph of Dynamo, which becomes a forward and perhaps a backward."""
 
     model: Callable[[], Sharded | None]  # compiled functions outlive it
-    places: dict[int, Place]  # of parameters, by position among the inputs
+    parameters: dict[int, Identity]  # by position among the inputs
     shapes: dict[int, torch.Size]  # likewise
     limit: int | None
-    _saved: dict[str, Place] = field(default_factory=dict)  # by name, what backward may be given
+    _saved: dict[str, Identity] = field(default_factory=dict)  # by name, what backward may be given
 
     def prepare(self, given: fx.Graph, graph: fx.Graph, *, is_backward: bool) -> None:
         """As `Prepare` says."""
         if is_backward:
-            kind, places, gradients = "backward", self._of_backward(given, graph), self._gradients()
+            kind, parameters, gradients = (
+                "backward",
+                self._of_backward(given, graph),
+                self._gradients(),
+            )
         else:
             self._learn(given)
-            kind, places, gradients = "forward", self._of_forward(graph), []
+            kind, parameters, gradients = "forward", self._of_forward(graph), []
         nodes: dict[int, list[fx.Node]] = {}
-        for node, place in places.items():
-            nodes.setdefault(place.unit, []).append(node)
+        for node, identity in parameters.items():
+            nodes.setdefault(identity.unit, []).append(node)
         model = self._living()
         sizes = [unit.bytes for unit in model.stats().units]
         units = [Unit(unit, tuple(found), sizes[unit]) for unit, found in nodes.items()]
@@ -111,7 +115,7 @@ class Preparing:
             raise InputError("the sharded model that this was compiled for is gone")
         return model
 
-    def _of_forward(self, graph: fx.Graph) -> dict[fx.Node, Place]:
+    def _of_forward(self, graph: fx.Graph) -> dict[fx.Node, Identity]:
         inputs = _inputs(graph)
         for at, shape in self.shapes.items():
             found = inputs[at].meta["val"].shape if at < len(inputs) else None
@@ -120,28 +124,28 @@ class Preparing:
                     "the compiler has put other inputs in the place of parameters, "
                     "so they cannot be told from the rest: this graph cannot be compiled"
                 )
-        return {inputs[at]: place for at, place in self.places.items()}
+        return {inputs[at]: identity for at, identity in self.parameters.items()}
 
-    def _of_backward(self, given: fx.Graph, graph: fx.Graph) -> dict[fx.Node, Place]:
+    def _of_backward(self, given: fx.Graph, graph: fx.Graph) -> dict[fx.Node, Identity]:
         both = zip(_inputs(given), _inputs(graph), strict=True)
         return {node: self._saved[known.name] for known, node in both if known.name in self._saved}
 
     def _gradients(self) -> list[Gradient]:
         """A backward returns the gradients of all inputs of its forward, in their order."""
         return [
-            Gradient(at, place.unit, place.flat, place.index)
-            for at, place in self.places.items()
-            if place.trained
+            Gradient(at, identity.unit, identity.flat, identity.index)
+            for at, identity in self.parameters.items()
+            if identity.trained
         ]
 
     def _learn(self, forward: fx.Graph) -> None:
         """What of the parameters a backward may be given, under the name that it has there."""
         self._refuse_writes()
-        places = self._of_forward(forward)
+        parameters = self._of_forward(forward)
         aliases = Aliases(forward)
         for node in forward.nodes:
-            found = [places[origin] for origin in aliases.of(node) if origin in places]
-            if len({place.unit for place in found}) > 1 and node.op != "output":
+            found = [parameters[origin] for origin in aliases.of(node) if origin in parameters]
+            if len({identity.unit for identity in found}) > 1 and node.op != "output":
                 raise InputError(
                     f"{node} may be a view of parameters of several units, so what calls "
                     f"{node.target} cannot be compiled: make one unit of them"
@@ -153,7 +157,7 @@ class Preparing:
         """AOTAutograd takes writes to inputs out of the graph and does them after it."""
         context = torch._guards.TracingContext.try_get()
         about = context.fw_metadata.input_info if context and context.fw_metadata else []
-        if any(at < len(about) and about[at].mutates_data for at in self.places):
+        if any(at < len(about) and about[at].mutates_data for at in self.parameters):
             raise InputError(
                 "the graph writes to a parameter: a sharded one is only read; "
                 "write to the pieces that model.parameters() gives"

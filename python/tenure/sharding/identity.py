@@ -13,13 +13,13 @@ from torch import nn
 if TYPE_CHECKING:
     from tenure.sharding.sharded import Sharded
 
-__all__ = ["Place", "place_of", "remember"]
+__all__ = ["Identity", "identify", "identity_of"]
 
-_NAME = "_tenure_place"
+_NAME = "_tenure_identity"
 
 
 @dataclass(frozen=True)
-class Place:
+class Identity:
     """Where a parameter belongs."""
 
     model: Callable[[], Sharded | None]
@@ -29,16 +29,16 @@ class Place:
     trained: bool
 
 
-def remember(model: Sharded, unit: int, flats: list[list[nn.Parameter]]) -> None:
+def identify(model: Sharded, unit: int, flats: list[list[nn.Parameter]]) -> None:
     """These are the whole parameters of a unit."""
     weak = weakref.ref(model)
     for flat, parameters in enumerate(flats):
         for index, parameter in enumerate(parameters):
-            place = Place(weak, unit, flat, index, parameter.requires_grad)
-            parameter.__dict__[_NAME] = place
+            identity = Identity(weak, unit, flat, index, parameter.requires_grad)
+            parameter.__dict__[_NAME] = identity
 
 
-def place_of(tensor: object) -> Place | None:
+def identity_of(tensor: object) -> Identity | None:
     """Where it belongs, if it is a whole parameter of a sharded model that is alive."""
-    place = tensor.__dict__.get(_NAME) if isinstance(tensor, torch.Tensor) else None
-    return place if isinstance(place, Place) and place.model() is not None else None
+    identity = tensor.__dict__.get(_NAME) if isinstance(tensor, torch.Tensor) else None
+    return identity if isinstance(identity, Identity) and identity.model() is not None else None

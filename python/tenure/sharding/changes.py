@@ -1,0 +1,102 @@
+"""What a program does to a model that is sharded already: it moves it, or adds parameters."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks
+
+from tenure.errors import InputError
+from tenure.sharding.choosing import Home, Member
+
+__all__ = ["Arrivals", "refuse_moves"]
+
+
+def refuse_moves(module: nn.Module) -> None:
+    """Has `module.to()` and its like raise InputError if they would replace pieces."""
+    weak = weakref.ref(module)
+
+    def apply(change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        one = weak()
+        assert one is not None
+        for name, piece in one._parameters.items():
+            if piece is None or name not in one.__dict__:
+                continue
+            if not _is_same(piece, change(piece.detach())):
+                raise InputError(
+                    f"{name} of {type(one).__name__} is sharded and cannot be moved or cast: "
+                    "move the model before tenure.shard()"
+                )
+        plain: Any = type(one)._apply  # which has no types
+        changed: nn.Module = plain(one, change, recurse)
+        return changed
+
+    module.__dict__["_apply"] = apply
+
+
+def _is_same(piece: torch.Tensor, changed: torch.Tensor) -> bool:
+    return (piece.device, piece.dtype, piece.data_ptr()) == (
+        changed.device,
+        changed.dtype,
+        changed.data_ptr(),
+    )
+
+
+class Arrivals:
+    """Parameters and modules that a program adds to a model. Costs nothing in a step without."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Listens from now on, as long as the model lives."""
+        self._model = weakref.ref(model)
+        self._known = weakref.WeakSet(model.modules())
+        self._some = False
+        weak = weakref.ref(self)
+
+        def listen(module: nn.Module, _name: str, _new: Any) -> None:
+            arrivals = weak()
+            if arrivals is not None and module in arrivals._known:
+                arrivals._some = True
+
+        handles = (
+            hooks.register_module_parameter_registration_hook(listen),
+            hooks.register_module_module_registration_hook(listen),
+        )
+        for handle in handles:
+            weakref.finalize(model, handle.remove)
+
+    def require_none(self) -> None:
+        """Raises InputError if parameters have come that nobody has adopted."""
+        if not self._some:
+            return
+        names = [member.name for member in self.members()]
+        if names:
+            raise InputError(
+                f"{', '.join(names[:4])} came after tenure.shard(): call model.tenure.adopt() on "
+                "all ranks, then give the optimizer what model.parameters() has for them"
+            )
+        self._some = False
+
+    def members(self) -> list[Member]:
+        """Those that have come, each with its homes."""
+        model = self._model()
+        assert model is not None
+        found: dict[nn.Parameter, Member] = {}
+        for path, module in model.named_modules():
+            for name, parameter in module._parameters.items():
+                if parameter is None or name in module.__dict__:
+                    continue  # the whole parameter is there: it is sharded
+                full = f"{path}.{name}" if path else name
+                member = found.setdefault(parameter, Member(full, parameter, []))
+                member.homes.append(Home(module, name))
+        return list(found.values())
+
+    def adopted(self) -> None:
+        """They are sharded now."""
+        model = self._model()
+        assert model is not None
+        self._known = weakref.WeakSet(model.modules())
+        self._some = False
