@@ -22,7 +22,8 @@ shard::Phase phase_named(const std::string& name) {
 }
 
 std::shared_ptr<shard::Sharder> make(const Group& group, const std::optional<Group>& replicas,
-                                     const Group& side, const c10::intrusive_ptr<c10d::Store>& store,
+                                     const Group& side,
+                                     const c10::intrusive_ptr<c10d::Store>& store,
                                      std::optional<at::ScalarType> gathered,
                                      std::optional<at::ScalarType> reduced, bool keep, bool on_host,
                                      uint32_t prefetch, std::optional<uint64_t> prefetch_bytes,
@@ -74,8 +75,7 @@ void bind_shard(py::module_& m) {
   py::class_<shard::Sharder, std::shared_ptr<shard::Sharder>>(m, "Sharder")
       .def(py::init(&make), py::arg("group"), py::arg("replicas"), py::arg("side"),
            py::arg("store"), py::arg("gathered"), py::arg("reduced"), py::arg("keep"),
-           py::arg("on_host"), py::arg("prefetch"),
-           py::arg("prefetch_bytes"), py::arg("timeout"))
+           py::arg("on_host"), py::arg("prefetch"), py::arg("prefetch_bytes"), py::arg("timeout"))
       .def(
           "add",
           [](shard::Sharder& self, const std::string& name,

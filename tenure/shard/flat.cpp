@@ -81,15 +81,27 @@ uint64_t Flat::piece_bytes() const {
   return layout_.shard_size() * c10::elementSize(piece_.type());
 }
 
+// From a tensor of its own, for views of one tensor would share a version counter.
+at::Tensor Flat::view_of(size_t index) const {
+  return part(whole(), layout_.parameters[index]).view(shapes_[index]);
+}
+
 std::vector<at::Tensor> Flat::parameters() {
   std::vector<at::Tensor> out;
   for (size_t i = 0; i < names_.size(); ++i) {
-    // Each from a tensor of its own, for views of one tensor would share a version counter.
-    out.push_back(part(whole(), layout_.parameters[i]).view(shapes_[i]));
+    out.push_back(view_of(i));
     versions_.push_back(out.back().unsafeGetTensorImpl()->version_counter());
   }
   gathered_at_.resize(versions_.size());
   return out;
+}
+
+void Flat::hand_to(const std::vector<at::Tensor>& leaves) {
+  for (size_t i = 0; i < names_.size(); ++i) {
+    leaves[i].set_data(view_of(i));
+    versions_.push_back(leaves[i].unsafeGetTensorImpl()->version_counter());
+  }
+  gathered_at_.resize(versions_.size());
 }
 
 // Where a parameter lies in this rank's piece.

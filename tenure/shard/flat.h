@@ -39,8 +39,11 @@ class Flat {
 
   // All of the storage that is gathered and released.
   at::Tensor whole() const { return whole_.tensor(); }
-  // The parameters in their true shapes, views of the whole. REQUIRES: called once.
+  // The parameters in their true shapes, views of the whole. REQUIRES: called once, this or the
+  // next.
   std::vector<at::Tensor> parameters();
+  // The same, as what these leaves are from now on, in the order of their names.
+  void hand_to(const std::vector<at::Tensor>& leaves);
   // This rank's piece of all, and of one parameter: one dimension, perhaps no element.
   at::Tensor piece() const { return piece_.tensor(); }
   at::Tensor piece_of(size_t index) const;
@@ -59,6 +62,7 @@ class Flat {
   void abandon(const Fence& done);
 
  private:
+  at::Tensor view_of(size_t index) const;
   std::string written() const;
   Range in_piece(size_t index) const;
 

@@ -3,10 +3,10 @@
 #include <tenure/core/error.h>
 #include <tenure/core/part.h>
 #include <tenure/core/text.h>
+#include <tenure/core/torch_compat.h>
 #include <tenure/shard/sharder.h>
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/library.h>
 
 #include <map>
@@ -96,9 +96,7 @@ std::vector<std::pair<std::string, int64_t>> figures() {
           {"release_lag_us", micros(sum.lag)}};
 }
 
-Phase phase() {
-  return torch::autograd::get_current_graph_task_id() == -1 ? Phase::forward : Phase::backward;
-}
+Phase phase() { return compat::in_backward() ? Phase::backward : Phase::forward; }
 
 void gather(at::TensorList /*parameters*/, int64_t model, int64_t unit) {
   Models::all().at(model)->gather(static_cast<uint32_t>(unit), phase());

@@ -2,13 +2,16 @@
 // gloo's headers, so a group is made in Python (tests/python/ranks.py) and handed over here. Every
 // case runs without the GIL, as Tenure's own threads do.
 
+#include "sharded_model.h"
 #include <tenure/core/hold.h>
 #include <tenure/core/scope.h>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/utils/pybind.h>
 
 #include <string>
@@ -17,8 +20,6 @@
 namespace py = pybind11;
 
 namespace {
-
-using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 struct Ring {
   double total = 0;     // of rank + 1, over all ranks
@@ -76,6 +77,13 @@ Ring run_ring(const Group& group, Buffer buffer) {
 }  // namespace
 
 PYBIND11_MODULE(tenure_rank_cases, m) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  py::class_<Losses>(m, "Losses")
+      .def_readonly("plain", &Losses::plain)
+      .def_readonly("sharded", &Losses::sharded);
+  m.def("train_sharded", &train_sharded, NoGil());
+  m.def("release_sharded", &release_sharded, NoGil());
+  m.def("misuse_sharded", &misuse_sharded, NoGil());
   py::class_<Ring>(m, "Ring")
       .def_readonly("total", &Ring::total)
       .def_readonly("received", &Ring::received)

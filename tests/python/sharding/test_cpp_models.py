@@ -1,0 +1,27 @@
+"""Sharded models of C++, on ranks that are Python processes: see tests/cpp/ranks."""
+
+from __future__ import annotations
+
+import pytest
+from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ranks import run_ranks
+
+
+def all_cases(_rank: int, _world: int) -> tuple[list[float], list[float]]:
+    import tenure_rank_cases as cases
+
+    side = dist.new_group(backend="gloo")
+    store = c10d._get_default_store()
+    for number, case in enumerate((cases.release_sharded, cases.misuse_sharded)):
+        case(dist.group.WORLD, side, c10d.PrefixStore(str(number), store))
+    losses = cases.train_sharded(dist.group.WORLD, side, c10d.PrefixStore("train", store))
+    return losses.plain, losses.sharded
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_it_is_data_parallel_training(world: int) -> None:
+    for plain, sharded in run_ranks(all_cases, world):
+        assert sharded == pytest.approx(plain, rel=1e-5)
+        assert sharded[-1] < sharded[0]
