@@ -67,6 +67,14 @@ class _Insert(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         self._insert(graph)
+        # Torch up to 2.11 looks at outputs that users see, and gradients that were handed over are
+        # no nodes any more.
+        end = next(iter(graph.find_nodes(op="output")))
+        seen = end.meta.get("user_visible_output_idxs")
+        if seen is not None:
+            outputs: Any = end.args[0]
+            left = [at for at in seen if outputs[at] is not None]
+            end.meta["user_visible_output_idxs"] = type(seen)(left)
 
     def uuid(self) -> None:
         """None: not to be cached."""

@@ -166,7 +166,7 @@ class Preparing:
     def _schedule(self, graph: fx.Graph, units: list[Unit], gradients: list[Gradient]) -> list[str]:
         """Returns why not, if the finished graph could not be proven."""
         model = self._living()
-        end = graph.output_node()
+        end = next(iter(graph.find_nodes(op="output")))
         outputs = end.args
         schedule(
             graph,
