@@ -118,10 +118,16 @@ void bind_shard(py::module_& m) {
       .def("touch", &shard::Sharder::touch, py::arg("unit"), NoGil())
       .def("take", &shard::Sharder::take, py::arg("unit"), py::arg("flat"), py::arg("parameter"),
            py::arg("gradient"), NoGil())
-      .def("reduce", &shard::Sharder::reduce, py::arg("unit"), NoGil())
+      .def("add_up", &shard::Sharder::add_up, py::arg("unit"), NoGil())
       .def("put_off_sums", &shard::Sharder::put_off_sums, py::arg("off"), NoGil())
       .def("drop_gradients", &shard::Sharder::drop_gradients, NoGil())
-      .def("end_backward", &shard::Sharder::end_backward, NoGil())
+      .def(
+          "end_backward",
+          [](shard::Sharder& self, bool outermost) {
+            return self.end_backward(outermost ? shard::Backward::outermost
+                                               : shard::Backward::inner);
+          },
+          py::arg("outermost"), NoGil())
       .def(
           "join",
           [](shard::Sharder& self, uint32_t unit, uint32_t flat,

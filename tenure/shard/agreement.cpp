@@ -84,6 +84,23 @@ void Agreement::require(const Place& place, const std::string& here, const Tell&
   }
 }
 
+void Agreement::share(std::vector<uint8_t>& flags, const std::string& here) {
+  if (ranks_ == 1 || flags.empty()) {
+    return;
+  }
+  auto all = at::empty({static_cast<int64_t>(flags.size())}, at::kByte);
+  std::ranges::copy(flags, all.mutable_data_ptr<uint8_t>());
+  std::vector<at::Tensor> tensors{all};
+  try {
+    Pending(side_->allreduce(tensors, {c10d::ReduceOp::MAX})).wait(timeout_, [&] {
+      return text(here, " on rank ", rank_);
+    });
+  } catch (const CollectiveError& error) {
+    throw CollectiveError(text(error.what(), "; ", others(here)));
+  }
+  std::copy_n(all.const_data_ptr<uint8_t>(), flags.size(), flags.begin());
+}
+
 std::string Agreement::others(const std::string& here) noexcept {
   try {
     return ask_others(here);

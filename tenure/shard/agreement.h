@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace c10d {
 class ProcessGroup;
@@ -44,6 +45,9 @@ class Agreement {
   // Waits for all ranks. `here` is the place in words. Throws CollectiveError if another rank is
   // elsewhere or does not come.
   void require(const Place& place, const std::string& here, const Tell& tell);
+
+  // Sets each flag that another rank has set. A collective, `here` is in words where.
+  void share(std::vector<uint8_t>& flags, const std::string& here);
 
   // A collective failed here. Where the other ranks are, as far as they say within a few seconds:
   // "rank 2 does not answer". Never throws.

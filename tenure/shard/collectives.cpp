@@ -150,7 +150,8 @@ Pending Collectives::gather(at::Tensor whole) {
   const auto size = whole.numel() / ranks_;
   auto own = whole.narrow(0, rank_ * size, size);
   if (!by_messages(whole)) {
-    return gather_into(*group_, std::move(whole), std::move(own));
+    // As bytes: a backend knows fewer types than tensors have.
+    return gather_into(*group_, whole.view(at::kByte), own.view(at::kByte));
   }
   std::vector<Work> messages;
   for_others([&](uint32_t other) {
@@ -193,7 +194,7 @@ Pending Collectives::add_replicas(at::Tensor piece) {
 
 void Collectives::broadcast(const at::Tensor& tensor,
                             const std::function<void(const Pending&)>& wait) {
-  std::vector<at::Tensor> tensors{tensor};
+  std::vector<at::Tensor> tensors{tensor.view(at::kByte)};
   if (replicas_size_ > 1) {  // the first of each group have the values of the very first
     wait(Pending(replicas_->broadcast(tensors)));
   }

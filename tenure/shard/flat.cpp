@@ -113,7 +113,22 @@ Range Flat::in_piece(size_t index) const {
   return {layout_.parameters[index].begin + held.begin - layout_.shard(rank_).begin, held.size};
 }
 
-at::Tensor Flat::piece_of(size_t index) const { return part(piece(), in_piece(index)); }
+at::Tensor Flat::piece_of(size_t index) {
+  auto out = part(piece(), in_piece(index));
+  piece_versions_.push_back(out.unsafeGetTensorImpl()->version_counter());
+  return out;
+}
+
+uint64_t Flat::writes_to_pieces() const {
+  uint64_t out = 0;
+  for (const auto& version : piece_versions_) {
+    out += version.current_version();
+  }
+  return out;
+}
+
+void Flat::remember_pieces() { remembered_ = writes_to_pieces(); }
+bool Flat::pieces_written() const { return writes_to_pieces() != remembered_; }
 
 std::vector<at::Tensor> Flat::join(const std::vector<at::Tensor>& pieces,
                                    const Gather& gather) const {

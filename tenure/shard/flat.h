@@ -46,7 +46,11 @@ class Flat {
   void hand_to(const std::vector<at::Tensor>& leaves);
   // This rank's piece of all, and of one parameter: one dimension, perhaps no element.
   at::Tensor piece() const { return piece_.tensor(); }
-  at::Tensor piece_of(size_t index) const;
+  at::Tensor piece_of(size_t index);
+
+  // Whether somebody has written to the pieces since remember_pieces().
+  void remember_pieces();
+  bool pieces_written() const;
 
   // Whole tensors from pieces of the parameters, gathered into memory of their own.
   using Gather = std::function<void(const at::Tensor& whole)>;
@@ -65,6 +69,7 @@ class Flat {
   at::Tensor view_of(size_t index) const;
   std::string written() const;
   Range in_piece(size_t index) const;
+  uint64_t writes_to_pieces() const;
 
   std::vector<std::string> names_;
   std::vector<std::vector<int64_t>> shapes_;
@@ -72,6 +77,8 @@ class Flat {
   uint32_t rank_;
   Alias whole_;
   Alias piece_;
+  std::vector<c10::VariableVersion> piece_versions_;  // of those that were handed out
+  uint64_t remembered_ = 0;
   std::vector<c10::VariableVersion> versions_;  // of the parameters that were handed out
   std::vector<uint32_t> gathered_at_;           // what they said when the whole was gathered
 };

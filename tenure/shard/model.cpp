@@ -110,7 +110,8 @@ struct Model::State {
     for (const auto& unit : living()) {
       unit->close();
     }
-    set_gradients(sharder->end_backward());
+    const bool alone = backwards.size() == 1;
+    set_gradients(sharder->end_backward(alone ? Backward::outermost : Backward::inner));
     backwards.erase(number);
   }
 
@@ -167,7 +168,7 @@ void Unit::State::take(uint32_t flat, size_t index, const at::Tensor& gradient) 
 void Unit::State::finish() {
   if (open.empty() && came >= expected) {
     came = 0;
-    model->set_gradients(model->sharder->reduce(number));
+    model->sharder->add_up(number);
   }
 }
 
@@ -177,9 +178,7 @@ void Unit::State::close() {
     call->backward = -1;
     model->sharder->leave(number, Phase::backward);
   }
-  if (std::exchange(came, 0) > 0) {
-    model->set_gradients(model->sharder->reduce(number));
-  }
+  came = 0;
 }
 
 namespace {

@@ -44,6 +44,11 @@ void Order::end_pass() {
   instead_.reset();
 }
 
+std::optional<Use> Order::next() const {
+  const auto at = current_.size();
+  return following_ && at < known_.size() ? std::optional(known_[at]) : std::nullopt;
+}
+
 std::vector<uint32_t> Order::ahead(size_t count) const {
   std::vector<uint32_t> out;
   for (auto at = current_.size(); following_ && at < known_.size() && out.size() < count; ++at) {

@@ -41,6 +41,9 @@ class Order {
   // At most `count`, nearest first.
   std::vector<uint32_t> ahead(size_t count) const;
 
+  // What comes next, on the same terms.
+  std::optional<Use> next() const;
+
   // What the pass before did where this one went another way; nothing if it had ended or none did.
   std::optional<Use> instead() const { return instead_; }
 

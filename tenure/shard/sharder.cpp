@@ -163,6 +163,7 @@ void Sharder::enter(uint32_t number, Phase phase) {
     return;
   }
   agree({number, phase});
+  check_values(unit, phase);
   if (unit.life == Life::gathering) {
     ++unit.stats.ahead;
   } else if (unit.life != Life::ready) {
@@ -173,6 +174,19 @@ void Sharder::enter(uint32_t number, Phase phase) {
   }
   begin_use(unit);
   prefetch();
+}
+
+// A backward with other values than its forward had would give wrong gradients without a word.
+void Sharder::check_values(Unit& unit, Phase phase) {
+  for (auto& flat : unit.flats) {
+    if (phase == Phase::forward) {
+      flat.remember_pieces();
+    } else if (flat.pieces_written()) {
+      throw MutationError(text("the parameters of unit '", unit.name,
+                               "' were written to between a forward and its backward, by an "
+                               "optimizer's step, say: run backward before it"));
+    }
+  }
 }
 
 void Sharder::begin_use(Unit& unit) {
@@ -187,6 +201,7 @@ void Sharder::gather(uint32_t number, Phase phase) {
   const std::lock_guard lock(mutex_);
   auto& unit = units_.at(number);
   agree({number, phase});
+  check_values(unit, phase);
   if (unit.life != Life::gathering && unit.life != Life::ready) {
     start_gather(unit);
   }
@@ -231,8 +246,11 @@ void Sharder::leave(uint32_t number, Phase phase) {
   if (phase == Phase::forward && options_.after_forward == AfterForward::keep) {
     return;
   }
-  const auto next = order_.ahead(1);
-  if (!next.empty() && next.front() == number) {
+  const auto next = order_.next();
+  const bool comes = next && next->unit == number &&
+                     (next->phase == Phase::forward ||
+                      (next->phase == Phase::backward && at::GradMode::is_enabled()));
+  if (comes) {
     return;  // needed again before any other
   }
   release(unit, text("the end of the ", name_of(phase)));
@@ -282,15 +300,6 @@ void Sharder::add_up(uint32_t number) {
   start_sums(number);
 }
 
-std::vector<Reduced> Sharder::reduce(uint32_t number) {
-  const std::lock_guard lock(mutex_);
-  start_sums(number);
-  if (!coming_.empty()) {
-    return {};  // nobody may read them yet
-  }
-  return std::exchange(done_, {});
-}
-
 void Sharder::start_sums(uint32_t number) {
   const at::NoGradGuard no_grad;
   auto& unit = units_.at(number);
@@ -306,15 +315,39 @@ void Sharder::start_sums(uint32_t number) {
     }
     auto [all, came] = unit.gradients[i].hand_over(unit.flats[i].layout());
     current_.reduced_bytes += all.nbytes();
+    if (all.scalar_type() == at::kHalf) {  // whose sum could be more than it can hold
+      all.div_(static_cast<double>(collectives_.ranks() * collectives_.replicas()));
+    }
     sums_.push_back({number, i, collectives_.reduce(std::move(all)), std::move(came)});
   }
 }
 
-std::vector<Reduced> Sharder::end_backward() {
+// A parameter may have had a gradient on another rank only: the experts of a mixture.
+void Sharder::share_came() {
+  std::vector<uint8_t> flags;
+  for (const auto& one : done_) {
+    flags.insert(flags.end(), one.came.begin(), one.came.end());
+  }
+  agreement_.share(flags, "at the end of backward");
+  size_t at = 0;
+  for (auto& one : done_) {
+    for (size_t i = 0; i < one.came.size(); ++i) {
+      one.came[i] = flags[at++] != 0;
+    }
+  }
+}
+
+std::vector<Reduced> Sharder::end_backward(Backward which) {
   const std::lock_guard lock(mutex_);
-  order_.use({0, Phase::end});
   const at::NoGradGuard no_grad;
+  if (which == Backward::outermost) {
+    for (uint32_t i = 0; i < units_.size(); ++i) {
+      start_sums(i);  // what was put off, of units that had no part in this backward
+    }
+  }
+  order_.use({0, Phase::end});
   finish_sums();
+  share_came();
   for (const auto& fence : std::exchange(coming_, {})) {
     fence.wait();
   }
@@ -344,7 +377,7 @@ void Sharder::finish_sums() {
     wait(collectives_.add_replicas(sum), place);
     const auto& flat = units_[adding.unit].flats[adding.flat];
     const auto kept = sum.to(flat.kept_type());
-    if (ranks > 1) {
+    if (ranks > 1 && sum.scalar_type() != at::kHalf) {
       kept.div_(static_cast<double>(ranks));
     }
     auto [mean, home] = flat.brought_home(kept);

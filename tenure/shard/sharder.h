@@ -21,12 +21,14 @@
 
 namespace tenure::shard {
 
+enum class Backward : uint8_t { outermost, inner };
+
 // Gradients of a flat, the mean over ranks: of this rank's piece, in the piece's dtype.
 struct Reduced {
   uint32_t unit = 0;
   uint32_t flat = 0;
   at::Tensor mean;
-  std::vector<bool> came;  // by parameter: whether it had a gradient
+  std::vector<bool> came;  // by parameter: whether it had a gradient, on any rank
 };
 
 class Sharder {
@@ -60,12 +62,11 @@ class Sharder {
   // Starts adding up over ranks what has come for the unit, unless that is put off; nothing came:
   // nothing happens.
   void add_up(uint32_t number);
-  // The same, and gives the sums that were started before, if any were.
-  std::vector<Reduced> reduce(uint32_t number);
   // While it is put off, gradients stay whole on each rank.
   void put_off_sums(bool off);
-  // A backward is over: waits for the sums that were started last.
-  std::vector<Reduced> end_backward();
+  // A backward is over: waits for its sums, and for those of units that still have gradients,
+  // unless another backward is around this one.
+  std::vector<Reduced> end_backward(Backward which = Backward::outermost);
   // A backward was given up: what came of its gradients goes.
   void drop_gradients();
 
@@ -105,6 +106,8 @@ class Sharder {
 
   void start_gather(Unit& unit);
   void begin_use(Unit& unit);
+  void check_values(Unit& unit, Phase phase);
+  void share_came();
   void start_sums(uint32_t number);
   void finish_gather(Unit& unit, Use use);
   void abandon(Unit& unit);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 import torch
@@ -19,6 +20,8 @@ from tenure.sharding.meeting import meeting_of, ranks_of, require_same
 from tenure.sharding.sharded import Ahead, Sharded
 
 __all__ = ["Sharded", "backend", "from_deepspeed", "shard"]
+
+_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -63,14 +66,17 @@ def shard(
     Raises:
         InputError: The model cannot be sharded so; it is as it was.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a torch.nn.Module is sharded, not {type(model).__name__}")
     if not dist.is_initialized():
         raise InputError("there is no process group: call torch.distributed.init_process_group()")
     if any("tenure" in module.__dict__ for module in model.modules()):
         raise InputError("the model is sharded already, or a part of it is")
     _check_amounts(prefetch=prefetch, prefetch_bytes=prefetch_bytes, keep_resident=keep_resident)
     _check_types(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
-    if not timeout > 0:
-        raise InputError(f"timeout is a number of seconds, not {timeout}")
+    _check_choices(reshard_after_forward=reshard_after_forward, offload=offload)
+    if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise InputError(f"timeout is a number of seconds, not {timeout!r}")
     ranks = ranks_of(group)
     choices = choose(model, units, keep_resident)
     device = device_of(choices)
@@ -99,11 +105,19 @@ def shard(
 
 def _check_amounts(**given: int | None) -> None:
     for name, amount in given.items():
-        if amount is not None and amount < 0:
-            raise InputError(f"{name} is a number, not {amount}: 0 is the least")
+        if amount is None and name == "prefetch_bytes":
+            continue
+        if isinstance(amount, bool) or not isinstance(amount, int) or amount < 0:
+            raise InputError(f"{name} is a whole number from 0 on, not {amount!r}")
+
+
+def _check_choices(**given: bool) -> None:
+    for name, choice in given.items():
+        if not isinstance(choice, bool):
+            raise InputError(f"{name} is True or False, not {choice!r}")
 
 
 def _check_types(**given: torch.dtype | None) -> None:
     for name, dtype in given.items():
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise InputError(f"{name} is a floating-point dtype like torch.bfloat16, not {dtype}")
+        if dtype is not None and dtype not in _TYPES:
+            raise InputError(f"{name} is {', '.join(map(str, _TYPES))} or None, not {dtype!r}")

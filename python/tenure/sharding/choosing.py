@@ -48,6 +48,12 @@ def choose(model: nn.Module, units: Units, keep_resident: int) -> list[Choice]:
     """The units of a model, then the model itself, then what is small."""
     named = dict(model.named_modules())
     chosen = _chosen(named, units)
+    for path in chosen:
+        if type(named[path]).forward is nn.Module.forward:
+            raise InputError(
+                f"units: {path} is a {type(named[path]).__name__}, which has no forward: "
+                "choose what is in it"
+            )
     owner = _owners(named, chosen)
     choices = {
         path: Choice(path or type(model).__name__, named[path], path) for path in [*chosen, ""]
@@ -79,17 +85,21 @@ def choose(model: nn.Module, units: Units, keep_resident: int) -> list[Choice]:
 def _chosen(named: dict[str, nn.Module], units: Units) -> list[str]:
     if units is None:
         return _elements(named)
-    if isinstance(units, type):
+    if isinstance(units, type | str):
         units = (units,)
-    if callable(units):
+    if callable(units) and not isinstance(units, nn.Module):
         found = [name for name, module in named.items() if name and units(name, module)]
         if not found:
             raise InputError("units: the function chose no module of the model")
         return found
     found = []
+    if not isinstance(units, Iterable) or isinstance(units, nn.Module):
+        raise InputError(_no_units(units))
     for unit in units:
         if isinstance(unit, str):
             fits = [name for name in named if name == unit and name]
+        elif not isinstance(unit, type):
+            raise InputError(_no_units(unit))
         else:
             fits = [name for name, module in named.items() if name and isinstance(module, unit)]
         if not fits:
@@ -97,6 +107,11 @@ def _chosen(named: dict[str, nn.Module], units: Units) -> list[str]:
             raise InputError(f"units: no module of the model is {what}; it has {_some_of(named)}")
         found += fits
     return [name for name in named if name in set(found)]
+
+
+def _no_units(given: object) -> str:
+    told = f"a {type(given).__name__} (give its class)" if isinstance(given, nn.Module) else given
+    return f"units are classes of modules, their names, or a function of both; not {told}"
 
 
 def _some_of(named: dict[str, nn.Module]) -> str:
@@ -140,6 +155,24 @@ def check(choices: Iterable[Choice]) -> None:
             )
         if parameter.is_meta:
             raise InputError(f"{member.name} is on the meta device: give it values first")
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise InputError(
+                f"{member.name} has a hook after its gradient: register it after tenure.shard(), "
+                "on what model.parameters() gives"
+            )
+        for home in member.homes:
+            _check_home(member.name, home.module)
+
+
+def _check_home(name: str, module: nn.Module) -> None:
+    if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return
+    if module.sparse:
+        raise InputError(f"{name} has sparse gradients, which cannot be sharded: sparse=False")
+    if module.max_norm is not None:
+        raise InputError(
+            f"{name} is written to by its forward, for max_norm is set, so it cannot be sharded"
+        )
 
 
 def device_of(choices: Iterable[Choice]) -> torch.device:

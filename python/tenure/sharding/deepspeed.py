@@ -63,6 +63,11 @@ _IGNORED = {
         _LOOP: "grad_accum_dtype param_dtype buffer_dtype keep_in_fp32_modules",
     },
 }
+_HALF = (
+    "enabled auto_cast loss_scale initial_scale_power loss_scale_window hysteresis "
+    "consecutive_hysteresis min_loss_scale fp16_master_weights_and_grads immediate_grad_update "
+    "check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states"
+)
 _OFFLOAD = (
     "nvme_path buffer_count buffer_size max_in_cpu pin_memory pipeline_read pipeline_write "
     "pipeline fast_init ratio super_offload cpuadam_cores_perc"
@@ -95,6 +100,8 @@ def from_deepspeed(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 def _loaded(config: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(config, Mapping):
         return config
+    if not isinstance(config, str | Path):
+        raise InputError(f"a configuration is a JSON file or what is in it, not {config!r}")
     try:
         found = json.loads(Path(config).read_text())
     except OSError as error:
@@ -114,7 +121,7 @@ class _Reading:
         self._ignored: dict[str, list[str]] = {}  # keys by reason
         self._bytes = 4  # of one element when it is gathered
         zero = config.get("zero_optimization")
-        if not isinstance(zero, Mapping) or zero.get("stage") != 3:
+        if not isinstance(zero, Mapping) or zero.get("stage") not in (3, "3"):
             stage = zero.get("stage") if isinstance(zero, Mapping) else None
             raise InputError(
                 f"tenure.shard is ZeRO-3, and the configuration asks for stage {stage}: "
@@ -139,8 +146,10 @@ class _Reading:
                 "stage": lambda _given: None,
                 "offload_param": lambda given: self._offload("offload_param", given),
                 "offload_optimizer": lambda given: self._offload("offload_optimizer", given),
-                "cpu_offload": lambda given: self._set_offload(bool(given)),
-                "cpu_offload_param": lambda given: self._set_offload(bool(given)),
+                "cpu_offload": lambda given: self._set_offload(_true("cpu_offload", given)),
+                "cpu_offload_param": lambda given: self._set_offload(
+                    _true("cpu_offload_param", given)
+                ),
                 **_both("prefetch_bucket_size", self._prefetch),
                 **_both("param_persistence_threshold", self._resident),
                 **_both("max_live_parameters", self._live),
@@ -175,7 +184,15 @@ class _Reading:
     def _half(self, given: Any, key: str, dtype: torch.dtype) -> None:
         if not isinstance(given, Mapping):
             raise InputError(f'"{key}" is {{"enabled": true}} in DeepSpeed, and here {given!r}')
-        if given.get("enabled", False) is True:
+        for inner in given:
+            if inner not in _HALF.split():
+                raise InputError(_unknown(key, inner, _HALF.split()))
+        enabled = given.get("enabled", False)
+        if enabled == "auto":
+            return
+        if _true(f'"enabled" of "{key}"', enabled):
+            if "param_dtype" in self.settings:
+                raise InputError("bf16 and fp16 are both enabled: choose one")
             self.settings["param_dtype"] = dtype
             self._bytes = dtype.itemsize
             if dtype is torch.float16:
@@ -234,6 +251,12 @@ def _count(key: str, given: Any) -> int:
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < 1 << 62:
         raise InputError(f'"{key}" is a number of elements, not {given!r}')
     return int(given)
+
+
+def _true(key: str, given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise InputError(f"{key} is true or false, not {given!r}")
+    return given
 
 
 def _unknown(where: str, key: str, known: Iterable[str]) -> str:

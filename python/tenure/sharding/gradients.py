@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-__all__ = ["Group", "Piece"]
+__all__ = ["Group", "Piece", "accumulate"]
 
 _Function = Callable[..., Any]
 
@@ -34,7 +35,7 @@ class Piece(torch.Tensor):
     For all operators it is the plain tensor that it holds, but for norms: those are of the whole
     gradient, over all ranks, so that `torch.nn.utils.clip_grad_norm_` clips by the global norm; and
     but for the check of `GradScaler`, which finds what is not finite on any rank. All ranks must
-    ask, as for any collective.
+    ask, as for any collective. What an operator makes of it element by element is a piece, too.
     """
 
     group: Group
@@ -58,48 +59,104 @@ class Piece(torch.Tensor):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if func is torch._foreach_norm:
-                return _norms(list(args[0]), *args[1:], **kwargs)
-            if func in _OF_ONE and _is_of_all(func, args, kwargs):
-                return _norms([args[0]], *args[1:2], **kwargs)[0]
+                return _foreach_norms(*args, **kwargs)
+            if func in _OF_ONE:
+                return _norm(func.__name__, *args, **kwargs)
             result = func(*args, **kwargs)
             if func is torch._amp_foreach_non_finite_check_and_unscale_:
-                _largest(args[1], args[0])
-            return result
+                _group_of(args[0]).all_reduce(args[1], dist.ReduceOp.MAX)
+            return _still_pieces(result, args, kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Saved as the plain tensor that it holds."""
+        plain: Any = self.as_subclass(torch.Tensor)
+        return plain.__reduce_ex__(protocol)
+
+
+def accumulate(parameter: Any, gradient: Piece) -> None:
+    """Adds to a parameter's gradient as autograd would, with the parameter's hooks."""
+    found: Any = gradient
+    for hook in (parameter._backward_hooks or {}).values():
+        changed = hook(found)
+        found = found if changed is None else changed
+    if parameter.grad is None:
+        parameter.grad = found
+    else:  # which may be a plain tensor, if the loss reads the parameter itself
+        parameter.grad = Piece.of(parameter.grad.add_(found), gradient.group)
+    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+        hook(parameter)
 
 
 _OF_ONE = {torch.norm, torch.Tensor.norm, torch.linalg.vector_norm, torch.linalg.norm}
 
 
-def _is_of_all(func: _Function, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether it is one number; by rows and columns a piece has none."""
-    if len(args) > 2 or kwargs.get("dim") is not None or kwargs.get("keepdim"):
-        raise ValueError(
-            f"{func.__name__}() of a sharded gradient is that of the whole: "
-            "leave out dim and keepdim"
-        )
-    return True
+def _still_pieces(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What was made of pieces element by element; what was written to stays what it was."""
+    given = args[0] if args else None
+    if isinstance(result, list | tuple) and isinstance(given, list | tuple):
+        if len(result) == len(given):
+            both = zip(result, given, strict=True)
+            return type(result)(_as(one, source) for one, source in both)
+        return result
+    if result is given or result is kwargs.get("out"):
+        return result
+    piece = next((one for one in args if isinstance(one, Piece)), None)
+    return _as(result, piece)
+
+
+def _as(result: Any, piece: Any) -> Any:
+    plain = isinstance(result, torch.Tensor) and not isinstance(result, Piece)
+    if plain and isinstance(piece, Piece) and result.shape == piece.shape:
+        return Piece.of(result, piece.group)
+    return result
 
 
 def _group_of(tensors: Sequence[torch.Tensor]) -> Group:
     return next(tensor.group for tensor in tensors if isinstance(tensor, Piece))
 
 
-def _norms(
-    tensors: list[torch.Tensor],
-    ord: Any = 2,  # noqa: A002  as torch calls it
+def _norm(
+    name: str,
+    tensor: torch.Tensor,
+    ord: Any = None,  # noqa: A002  as torch calls it
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
     p: Any = None,
     dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One number; by rows and columns a piece has none."""
+    if dim is not None or keepdim or out is not None:
+        raise ValueError(
+            f"{name}() of a sharded gradient is that of the whole: leave out dim, keepdim and out"
+        )
+    order = ord if p is None else p
+    return _norms([tensor], 2.0 if order in (None, "fro") else float(order), dtype)[0]
+
+
+def _foreach_norms(
+    tensors: Sequence[torch.Tensor],
+    ord: Any = 2,  # noqa: A002  as torch calls it
+    dtype: torch.dtype | None = None,
+) -> list[torch.Tensor]:
+    return _norms(list(tensors), float(ord), dtype)
+
+
+def _norms(
+    tensors: list[torch.Tensor], order: float, dtype: torch.dtype | None
 ) -> list[torch.Tensor]:
     """Of each: the pieces' with one collective for all of them."""
-    order = float(ord if p is None or p == "fro" else p)
-    local = [torch.linalg.vector_norm(tensor, order, dtype=dtype) for tensor in tensors]
+    local = [_local_norm(tensor, order, dtype) for tensor in tensors]
     pieces = [i for i, tensor in enumerate(tensors) if isinstance(tensor, Piece)]
     together = torch.stack([local[i].double() for i in pieces])
     group = _group_of(tensors)
-    if order == float("inf"):
-        group.all_reduce(together, dist.ReduceOp.MAX)
-    elif order == float("-inf"):
-        group.all_reduce(together, dist.ReduceOp.MIN)
+    if math.isinf(order):
+        # What is largest says nothing of what is no number: that goes along.
+        unknown = together.isnan()
+        both = torch.stack([together.masked_fill(unknown, 0) * math.copysign(1, order), unknown])
+        group.all_reduce(both, dist.ReduceOp.MAX)
+        together = (both[0] * math.copysign(1, order)).masked_fill(both[1] > 0, math.nan)
     else:
         together = together if order == 0 else together.pow(order)
         group.all_reduce(together, dist.ReduceOp.SUM)
@@ -109,5 +166,8 @@ def _norms(
     return local
 
 
-def _largest(found: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    _group_of(tensors).all_reduce(found, dist.ReduceOp.MAX)
+def _local_norm(tensor: torch.Tensor, order: float, dtype: torch.dtype | None) -> torch.Tensor:
+    if tensor.numel() == 0 and math.isinf(order):
+        return tensor.new_full((), 0.0 if order > 0 else math.inf, dtype=dtype)
+    norm: torch.Tensor = torch.linalg.vector_norm(tensor, order, dtype=dtype)
+    return norm

@@ -26,7 +26,6 @@ class Identity:
     unit: int
     flat: int
     index: int
-    trained: bool
 
 
 def identify(model: Sharded, unit: int, flats: list[list[nn.Parameter]]) -> None:
@@ -34,8 +33,10 @@ def identify(model: Sharded, unit: int, flats: list[list[nn.Parameter]]) -> None
     weak = weakref.ref(model)
     for flat, parameters in enumerate(flats):
         for index, parameter in enumerate(parameters):
-            identity = Identity(weak, unit, flat, index, parameter.requires_grad)
+            identity = Identity(weak, unit, flat, index)
             parameter.__dict__[_NAME] = identity
+            # Dynamo then makes a graph for each, as it must, for a graph says what it gathers.
+            parameter.__dict__["_dynamo_static_input_type"] = "guarded"
 
 
 def identity_of(tensor: object) -> Identity | None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +19,7 @@ from tenure.errors import InputError
 if TYPE_CHECKING:
     from tenure.sharding.sharded import Sharded
 
-__all__ = ["Unit", "current_backward"]
+__all__ = ["Unit", "current_backward", "keep_out_of_graphs"]
 
 
 def current_backward() -> int:
@@ -24,10 +28,14 @@ def current_backward() -> int:
     return number
 
 
-def _needing_grad(tree: object) -> Iterator[torch.Tensor]:
+def _needing_grad(tree: object, depth: int = 3) -> Iterator[torch.Tensor]:
+    """Tensors in containers, and in objects that are no more than their attributes."""
     for leaf in pytree.tree_leaves(tree):
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-            yield leaf
+        if isinstance(leaf, torch.Tensor):
+            if leaf.requires_grad:
+                yield leaf
+        elif depth > 0 and not isinstance(leaf, nn.Module | type) and hasattr(leaf, "__dict__"):
+            yield from _needing_grad(list(vars(leaf).values()), depth - 1)
 
 
 # torch's stubs leave these out.
@@ -39,6 +47,22 @@ def _hook(tensor: Any, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:
 def _metadata(node: Any) -> dict[Any, Any]:
     found: dict[Any, Any] = node.metadata
     return found
+
+
+def keep_out_of_graphs() -> None:
+    """Has Dynamo leave alone what hooks do where a module is not compiled as a whole.
+
+    Hooks that run beside graphs would be compiled apart, as if they were in one.
+    """
+    import torch._dynamo
+    from torch._dynamo.eval_frame import skip_code
+
+    disable: Any = torch._dynamo.disable  # which has no types
+    if not hasattr(Unit.enter_forward, "_torchdynamo_disable"):
+        Unit.enter_forward = disable(Unit.enter_forward)  # type: ignore[method-assign]
+        Unit.leave_forward = disable(Unit.leave_forward)  # type: ignore[method-assign]
+        for hook in (Unit._before, Unit._after):
+            skip_code(hook.__code__)
 
 
 class _Call:
@@ -72,9 +96,11 @@ class _Call:
     def watch_outputs(self, tree: object) -> None:
         for tensor in _needing_grad(tree):
             border = _Border(self._enter)
-            _hook(tensor, border.cross)
+            handle = _hook(tensor, border.cross)
             if tensor.grad_fn is not None:
                 _metadata(tensor.grad_fn).setdefault(_Border, border)
+            else:
+                self.unit.model.leaf_hooks.append(handle)
 
     def _enter(self) -> None:
         if not self.entered:
@@ -136,10 +162,24 @@ class Unit:
         self._backward = -1  # which
         self._came = 0  # gradients of parameters
         self._expected = 0
-        for flat, parameters in enumerate(flats):
-            for index, parameter in enumerate(parameters):
-                if parameter.requires_grad:
-                    self._expected += 1
+        # They have hooks that have this: a cycle would outlive the model.
+        self._flats = [[weakref.ref(one) for one in flat] for flat in flats]
+        self._watched: set[tuple[int, int]] = set()
+        self.train([[one.requires_grad for one in flat] for flat in flats])
+
+    def train(self, trained: list[list[bool]]) -> None:
+        """Which of the gathered parameters have gradients, by flat."""
+        self._expected = 0
+        for flat, parameters in enumerate(self._flats):
+            for index, weak in enumerate(parameters):
+                parameter = weak()
+                if parameter is None:
+                    continue  # its module was replaced
+                wanted = trained[flat][index]
+                parameter.requires_grad_(wanted)
+                self._expected += wanted
+                if wanted and (flat, index) not in self._watched:
+                    self._watched.add((flat, index))
                     add: Any = parameter.register_post_accumulate_grad_hook
                     add(self._taker(flat, index))
 
@@ -154,11 +194,20 @@ class Unit:
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return  # the graph gathers
+        self.enter_forward(module, args, kwargs, sys._getframe(1))
+
+    def _after(self, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self.leave_forward(output)
+
+    def enter_forward(self, module: nn.Module, args: Any, kwargs: Any, running: FrameType) -> None:
+        """The module is called, by a frame that runs as long as it does."""
         hooks = module._forward_hooks
         if next(reversed(hooks)) != self._last_hook:
             # Others came since, and may read parameters: to the end.
             hooks[self._last_hook] = hooks.pop(self._last_hook)
-        self.model.begin()
+        self.model.begin(running)
         frame = _Frame()
         self._frames.append(frame)
         for unit in (*self.needs, self):
@@ -168,15 +217,17 @@ class Unit:
             frame.call = _Call(self)
             frame.call.watch_inputs((args, kwargs))
 
-    def _after(self, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not self._frames:
-            return  # a compiled forward that fails is left without having been entered
+    def leave_forward(self, output: Any) -> None:
+        """It has returned, or raised."""
+        if not self._frames:
+            return  # it was never entered, for what would have did not come that far
         frame = self._frames.pop()
-        if frame.call is not None:
-            frame.call.watch_outputs(output)
-        for unit in reversed(frame.entered):
-            self.model.sharder.leave(unit.number, "forward")
-        self.model.end()
+        with ExitStack() as ending:  # all of it, whatever raises
+            ending.callback(self.model.end)
+            for unit in frame.entered:
+                ending.callback(self.model.sharder.leave, unit.number, "forward")
+            if frame.call is not None:
+                frame.call.watch_outputs(output)
 
     # Backward.
 
@@ -190,21 +241,28 @@ class Unit:
         self._calls.append(call)
 
     def _taker(self, flat: int, index: int) -> Callable[[torch.Tensor], None]:
+        weak = weakref.ref(self)  # a compiled graph has the parameter, and may outlive the model
+
         def take(parameter: torch.Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
-            if gradient is None:
-                return  # a compiled graph has handed it over
-            if gradient.requires_grad:
-                raise InputError(
-                    "backward(create_graph=True) cannot be sharded: "
-                    "use torch.autograd.grad() of what the units return"
-                )
-            self.model.backward_runs()
-            self.model.sharder.take(self.number, flat, index, gradient)
-            self._came += 1
-            self.touch()
+            unit = weak()
+            # None: a compiled graph has handed it over.
+            if gradient is not None and unit is not None:
+                unit.take(flat, index, gradient)
 
         return take
+
+    def take(self, flat: int, index: int, gradient: torch.Tensor) -> None:
+        """A parameter's gradient has come."""
+        if gradient.requires_grad:
+            raise InputError(
+                "backward(create_graph=True): there are no gradients of gradients of a sharded "
+                "model, for its parameters are released when they would be needed"
+            )
+        self.model.backward_runs()
+        self.model.sharder.take(self.number, flat, index, gradient)
+        self._came += 1
+        self.touch()
 
     def touch(self) -> None:
         """Something of a backward has read it; ends its use there, if that was the last."""
@@ -226,10 +284,11 @@ class Unit:
                 self.model.sharder.leave(unit.number, "backward")
         for call in calls:
             call.start_over()  # a retained graph may be gone through again
-        self.model.set_gradients(self.model.sharder.reduce(self.number))
+        self.model.sharder.add_up(self.number)
 
     def forget(self) -> None:
         """A pass was given up: an exception has ended it."""
+        self._frames.clear()
         for call in self._calls:
             call.start_over()
         self._calls.clear()

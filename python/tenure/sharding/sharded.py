@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,10 +19,11 @@ from tenure import _C
 from tenure.errors import InputError
 from tenure.sharding.changes import Arrivals, refuse_moves
 from tenure.sharding.choosing import Choice, Member, check, device_of
-from tenure.sharding.gradients import Group, Piece
+from tenure.sharding.gradients import Group, Piece, accumulate
 from tenure.sharding.identity import identify, identity_of
 from tenure.sharding.meeting import require_same
 from tenure.sharding.optimizer_state import OptimizerState
+from tenure.sharding.optimizers import replaced
 from tenure.sharding.passing import Unit, current_backward
 
 __all__ = ["Ahead", "Compiled", "Sharded"]
@@ -71,14 +74,18 @@ class Sharded(OptimizerState):
         self.leaf_hooks: list[RemovableHandle] = []  # of inputs that no function made
         self._group = group
         self._depth = 0
+        self._outermost: FrameType | None = None  # which runs the module that began the pass
         self._backwards: set[int] = set()
         # By unit and flat.
         self._pieces: list[list[list[nn.Parameter]]] = []
+        self._trained: list[list[list[bool]]] = []
         self._names: list[list[list[str]]] = []
         made = [self._make(choice) for choice in choices]
         # Modules and graphs have the units, and those have this: a cycle would outlive the model.
         self._units = [weakref.ref(unit) for unit in made]
-        self._paths = {choice.path: at for at, choice in enumerate(choices)}
+        self._modules = [
+            (choice.path, weakref.ref(choice.module)) for choice in choices if choice.module
+        ]
         for unit, choice in zip(made, choices, strict=True):
             unit.needs = [made[number] for number in sorted(choice.needs)]
             if choice.module is not None:
@@ -106,6 +113,7 @@ class Sharded(OptimizerState):
             whole.append([gathered for gathered, _ in both])
             pieces.append([piece for _, piece in both])
         self._pieces.append(pieces)
+        self._trained.append([[piece.requires_grad for piece in flat] for flat in pieces])
         self._names.append([[member.name for member in group] for group in groups])
         identify(self, number, whole)
         return Unit(number, self, whole)
@@ -152,9 +160,23 @@ class Sharded(OptimizerState):
         return [member.name for member in members]
 
     def _unit_around(self, path: str) -> int:
-        while path not in self._paths:
+        """The nearest one whose module is still there."""
+        named = dict(self._living_model().named_modules())
+        units = {
+            known: number
+            for number, (known, module) in enumerate(self._modules)
+            if known is not None and named.get(known) is module()
+        }
+        while path not in units:
             path = path.rpartition(".")[0]
-        return self._paths[path]
+        return units[path]
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        """Neither pickled nor copied."""
+        raise InputError(
+            "a sharded model cannot be copied or pickled: copy it before tenure.shard(), save what "
+            "model.state_dict() or model.tenure.full_state_dict() gives"
+        )
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -202,16 +224,27 @@ class Sharded(OptimizerState):
     @contextmanager
     def passing(self) -> Iterator[None]:
         """A forward, or a part of one."""
-        self.begin()
+        self.begin(sys._getframe(2))
         try:
             yield
         finally:
             self.end()
 
-    def begin(self) -> None:
-        """A module is entered; the outermost one begins a pass, unless backward computes it."""
+    def begin(self, running: FrameType) -> None:
+        """A module is entered; the outermost one begins a pass, unless backward computes it.
+
+        Args:
+            running: The frame that runs as long as the module does.
+        """
+        if self._depth > 0 and self._outermost is not None and _has_ended(self._outermost):
+            # Torch calls no hook for what ends it without being an Exception: Ctrl-C.
+            self._depth = 0
+            for unit in self._living():
+                unit.forget()
         if self._depth == 0 and current_backward() == -1:
+            self._outermost = running
             self._arrivals.require_none()
+            self._follow_freezing()
             for hook in self.leaf_hooks:
                 hook.remove()
             self.leaf_hooks.clear()
@@ -229,6 +262,18 @@ class Sharded(OptimizerState):
     def end(self) -> None:
         """The module is left, in any way."""
         self._depth -= 1
+        if self._depth == 0:
+            self._outermost = None
+
+    def _follow_freezing(self) -> None:
+        """What a program says of pieces by `requires_grad` holds for what modules compute with."""
+        for number, flats in enumerate(self._pieces):
+            trained = [[piece.requires_grad for piece in flat] for flat in flats]
+            if trained != self._trained[number]:
+                self._trained[number] = trained
+                unit = self._units[number]()
+                if unit is not None:
+                    unit.train(trained)
 
     def backward_runs(self) -> None:
         """Has the end of the backward that runs told, once."""
@@ -242,21 +287,25 @@ class Sharded(OptimizerState):
     def _backward_ended(self, number: int) -> None:
         for unit in self._living():
             unit.end_backward(number)
-        self.set_gradients(self.sharder.end_backward())
+        self._set_gradients(self.sharder.end_backward(outermost=len(self._backwards) == 1))
         self._backwards.discard(number)
 
-    def set_gradients(self, reduced: list[_C.Reduced]) -> None:
+    def _set_gradients(self, reduced: list[_C.Reduced]) -> None:
         """The mean over ranks is the pieces' gradient."""
         for one in reduced:
             pieces = self._pieces[one.unit][one.flat]
             for piece, came in zip(pieces, one.came, strict=True):
-                if not came:
-                    continue
-                mean = one.mean.narrow(0, piece.storage_offset(), piece.numel())
-                if piece.grad is None:
-                    piece.grad = Piece.of(mean, self._group)
-                else:
-                    piece.grad.add_(mean)
+                if came and piece.requires_grad:
+                    mean = one.mean.narrow(0, piece.storage_offset(), piece.numel())
+                    accumulate(piece, Piece.of(mean, self._group))
+
+
+def _has_ended(frame: FrameType) -> bool:
+    try:
+        frame.clear()
+    except RuntimeError:  # it still runs
+        return False
+    return True
 
 
 def _used_on(device: torch.device) -> int:
@@ -283,6 +332,10 @@ def _replace(
     kept = nn.Parameter(piece, requires_grad=old.requires_grad)
     for new in (whole, kept):
         new.__dict__.update(old.__dict__)
+    for hook in (old._backward_hooks or {}).values():
+        register: Any = whole.register_hook  # which has no types
+        register(hook)
+    replaced(old, kept)
     for home in member.homes:
         home.module._parameters[home.name] = kept
         home.module.__dict__[home.name] = whole

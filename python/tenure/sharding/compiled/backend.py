@@ -10,6 +10,7 @@ from torch import fx
 from tenure.errors import InputError
 from tenure.sharding.compiled.preparing import Compiler, Prepare, Preparing
 from tenure.sharding.identity import Identity, identity_of
+from tenure.sharding.passing import keep_out_of_graphs
 from tenure.sharding.sharded import Sharded
 
 __all__ = ["backend"]
@@ -39,6 +40,8 @@ def backend(compiler: str = "inductor", *, memory: int | None = None) -> Compile
     if memory is not None and memory <= 0:
         raise InputError(f"memory is a number of bytes, not {memory}")
 
+    keep_out_of_graphs()
+
     def compile_graph(
         module: fx.GraphModule,
         inputs: Sequence[Any],
@@ -52,16 +55,23 @@ def backend(compiler: str = "inductor", *, memory: int | None = None) -> Compile
             compile_both = compile_with(mode, options or {})
         else:
             compile_both = _uncompiled
+        # In the order in which AOTAutograd gives them to the graphs that it makes. Parameters are
+        # attributes of the module, as a rule: see identity.py.
+        attributes = [*module.parameters(), *module.buffers()]
+        given = [*attributes, *inputs]
         parameters = {
-            at: identity for at, one in enumerate(inputs) if (identity := identity_of(one))
+            at: identity for at, one in enumerate(given) if (identity := identity_of(one))
         }
         model = _model_of(parameters)
         if model is None:
             plain: Compiler = compile_both(module, inputs, None)
             return plain
         way = next(iter(parameters.values())).model
-        shapes = {at: inputs[at].shape for at in parameters}
-        preparing = Preparing(way, parameters, shapes, _limit_of(model, memory))
+        shapes = {at: given[at].shape for at in parameters}
+        trained = frozenset(at for at in parameters if given[at].requires_grad)
+        preparing = Preparing(
+            way, parameters, shapes, trained, len(attributes), _limit_of(model, memory)
+        )
         return preparing.watched(compile_both(module, inputs, preparing.prepare))
 
     return compile_graph

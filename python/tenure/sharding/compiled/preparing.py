@@ -31,7 +31,7 @@ from tenure.sharding.compiled.schedule import (
     peak,
     schedule,
 )
-from tenure.sharding.identity import Identity
+from tenure.sharding.identity import Identity, identity_of
 from tenure.sharding.sharded import Compiled, Sharded
 
 __all__ = ["OPS", "Compiler", "Prepare", "Preparing"]
@@ -67,6 +67,8 @@ class Preparing:
     model: Callable[[], Sharded | None]  # compiled functions outlive it
     parameters: dict[int, Identity]  # by position among the inputs
     shapes: dict[int, torch.Size]  # likewise
+    trained: frozenset[int]  # likewise
+    attributes: int  # inputs that Dynamo has put into the module, which come first
     limit: int | None
     _saved: dict[str, Identity] = field(default_factory=dict)  # by name, what backward may be given
 
@@ -99,7 +101,18 @@ class Preparing:
         def begin_backward(_gradients: Any) -> None:
             self._living().backward_runs()
 
+        called = {
+            at - self.attributes: one
+            for at, one in self.parameters.items()
+            if at >= self.attributes
+        }
+
         def call(*args: Any) -> Any:
+            if any(identity_of(args[at]) is not one for at, one in called.items()):
+                raise InputError(
+                    "this graph was compiled for other parameters, and Dynamo did not notice: "
+                    "do not compile what several units share"
+                )
             with self._living().passing():
                 outputs = run(*args)
             for node in {one.grad_fn for one in outputs if isinstance(one, torch.Tensor)}:
@@ -135,7 +148,7 @@ class Preparing:
         return [
             Gradient(at, identity.unit, identity.flat, identity.index)
             for at, identity in self.parameters.items()
-            if identity.trained
+            if at in self.trained
         ]
 
     def _learn(self, forward: fx.Graph) -> None:

@@ -1,0 +1,301 @@
+"""What programs do with a model: interrupt it, freeze parts, look at norms, replace blocks."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tenure
+from ranks import run_ranks
+from sharded_models import Net, average_gradients, batch_of, loss_of
+from tenure.sharding import backend
+
+
+def both() -> tuple[Net, Net]:
+    torch.manual_seed(0)
+    plain = Net()
+    return tenure.shard(copy.deepcopy(plain)), plain
+
+
+def require_same_gradients(sharded: nn.Module, plain: nn.Module) -> None:
+    average_gradients(plain)
+    whole = sharded.tenure.full_gradients()
+    expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+    assert set(whole) == set(expected)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(whole[name], gradient, msg=name)
+
+
+def step(model: nn.Module, rank: int, number: int) -> float:
+    loss = loss_of(model, batch_of(rank, number))
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(0.1 * parameter.grad)
+    model.zero_grad()
+    return loss.item()
+
+
+def interrupted(rank: int, _world: int) -> None:
+    """Ctrl-C, of which torch tells no hook, and a write that is told of."""
+    for fault, kind in ((KeyboardInterrupt, KeyboardInterrupt), (None, tenure.MutationError)):
+        sharded, plain = both()
+
+        def fail(module: Any, *_: Any, fault: Any = fault) -> None:
+            if fault is not None:
+                raise fault
+            with torch.no_grad():
+                module.weight.mul_(1)
+
+        hook = sharded.blocks[1].up.register_forward_hook(fail)
+        with pytest.raises(kind):
+            loss_of(sharded, batch_of(rank, 0))
+        hook.remove()
+        for number in range(3):
+            ours = step(sharded, rank, number)
+            loss = loss_of(plain, batch_of(rank, number))
+            loss.backward()
+            average_gradients(plain)
+            with torch.no_grad():
+                for p in plain.parameters():
+                    if p.grad is not None:
+                        p.sub_(0.1 * p.grad)
+            plain.zero_grad()
+            assert ours == pytest.approx(loss.item(), rel=1e-5)
+        assert sharded.tenure.stats().gathered_bytes == 0
+
+
+class Experts(nn.Module):
+    """Each rank has its own, of two."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.all = nn.ParameterList(torch.randn(5, 5) for _ in range(2))
+        self.last = nn.Linear(5, 5)
+        self.rank = rank
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x @ self.all[self.rank])
+
+
+def experts(rank: int, _world: int) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(Experts(rank))
+    sharded = tenure.shard(copy.deepcopy(plain))
+    for model in (sharded, plain):
+        model(torch.ones(3, 5)).square().sum().backward()
+    for parameter in plain.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    require_same_gradients(sharded, plain)
+
+
+def frozen_later(rank: int, _world: int) -> None:
+    sharded, plain = both()
+    for model in (sharded, plain):
+        loss_of(model, batch_of(rank, 0)).backward()
+        model.zero_grad()
+        model.blocks[0].requires_grad_(requires_grad=False)
+        model.frozen.requires_grad_(requires_grad=True)
+        loss_of(model, batch_of(rank, 1)).backward()
+    require_same_gradients(sharded, plain)
+
+
+def norms(rank: int, _world: int) -> None:
+    sharded, plain = both()
+    for model in (sharded, plain):
+        loss = loss_of(model, batch_of(rank, 0))
+        loss.backward()
+    average_gradients(plain)
+    for ours, theirs in zip(sharded.parameters(), plain.parameters(), strict=True):
+        if theirs.grad is None or ours.grad is None:
+            continue
+        for norm in (
+            lambda g: g.norm(),
+            lambda g: g.norm(2),
+            torch.norm,
+            lambda g: (g / 4).norm() * 4,
+            lambda g: g.detach().clone().norm(),
+            lambda g: torch.linalg.vector_norm(g, math.inf),
+        ):
+            found: Callable[[torch.Tensor], torch.Tensor] = norm
+            if theirs.grad.numel():
+                torch.testing.assert_close(found(ours.grad), found(theirs.grad))
+    for kind in (2, math.inf, 1):
+        total = [nn.utils.clip_grad_norm_(m.parameters(), 1e9, kind) for m in (sharded, plain)]
+        torch.testing.assert_close(total[0], total[1])
+    if rank == 1:
+        next(p for p in sharded.parameters() if p.numel()).grad[0] = math.nan
+    for kind in (2, math.inf):
+        with pytest.raises(RuntimeError, match="non-finite"):
+            nn.utils.clip_grad_norm_(sharded.parameters(), 1.0, kind, error_if_nonfinite=True)
+
+
+def penalties(rank: int, _world: int) -> None:
+    """A loss that reads the parameters themselves; hooks on them, from before and after."""
+    torch.manual_seed(0)
+    plain = Net()
+    plain.blocks[0].up.weight.register_hook(lambda g: g * 0)
+    sharded = Net()
+    sharded.load_state_dict(plain.state_dict())
+    sharded.blocks[0].up.weight.register_hook(lambda g: g * 0)
+    tenure.shard(sharded)
+    called = []
+    piece = next(iter(sharded.parameters()))
+    piece.register_post_accumulate_grad_hook(lambda p: called.append(p.grad is not None))
+    for model in (sharded, plain):
+        decay = sum(p.square().sum() for p in model.parameters())
+        (loss_of(model, batch_of(rank, 0)) + 0.1 * decay).backward()
+    assert called == [True]
+    assert nn.utils.clip_grad_norm_(sharded.parameters(), 1e9).item() > 0
+    whole = sharded.tenure.full_gradients()
+    average_gradients(plain)
+    for name, parameter in plain.named_parameters():
+        if parameter.grad is not None and name != "blocks.0.up.weight":  # the hook sees the penalty
+            torch.testing.assert_close(whole[name], parameter.grad, msg=name)
+
+
+class Skipping(Net):
+    """Leaves out its second block when asked to."""
+
+    skips = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embed(x)
+        for number, block in enumerate(self.blocks):
+            h = h if self.skips and number == 1 else block(h)
+        return self.head(self.frozen(h))
+
+
+def skipped_after_no_sync(rank: int, _world: int) -> None:
+    torch.manual_seed(0)
+    plain = Skipping()
+    sharded = tenure.shard(copy.deepcopy(plain))
+    with sharded.tenure.no_sync():
+        loss_of(sharded, batch_of(rank, 0)).backward()
+    loss_of(plain, batch_of(rank, 0)).backward()
+    for model in (sharded, plain):
+        model.skips = True
+        loss_of(model, batch_of(rank, 1)).backward()
+    require_same_gradients(sharded, plain)
+
+
+def low_sums(_rank: int, _world: int) -> None:
+    model = tenure.shard(nn.Sequential(nn.Linear(4, 4, bias=False).half()))
+    (model(torch.ones(1, 4).half()) * 30000).sum().backward()
+    for gradient in model.tenure.full_gradients().values():
+        assert torch.all(gradient == 30000)
+
+
+@dataclass
+class State:
+    """What a block takes and gives."""
+
+    x: torch.Tensor
+    extra: int = 0
+
+
+class Wrapped(nn.Module):
+    """Its tensors are in objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(6, 6)
+        self.mix.weight.requires_grad_(requires_grad=False)
+
+    def forward(self, state: State) -> State:
+        return State(torch.tanh(self.mix(state.x)), state.extra + 1)
+
+
+class Chain(nn.Module):
+    """Wrapped blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.blocks = nn.ModuleList(Wrapped() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = State(self.first(x))
+        for block in self.blocks:
+            state = block(state)
+        return state.x
+
+
+def objects(_rank: int, _world: int) -> None:
+    torch.manual_seed(0)
+    plain = Chain()
+    sharded = tenure.shard(copy.deepcopy(plain))
+    for model in (sharded, plain):
+        model(torch.ones(2, 6)).square().sum().backward()
+    require_same_gradients(sharded, plain)
+
+
+def refused(rank: int, _world: int) -> None:
+    sharded, plain = both()
+    loss = loss_of(sharded, batch_of(rank, 0))
+    with torch.no_grad():
+        for p in sharded.parameters():
+            p.mul_(0.9)
+    with pytest.raises(tenure.MutationError, match="between a forward and its backward"):
+        loss.backward()
+    early = torch.optim.SGD(plain.parameters(), lr=0.1)
+    tenure.shard(plain)
+    with pytest.raises(tenure.InputError, match="before tenure.shard"):
+        early.step()
+    loss_of(plain, batch_of(rank, 0)).backward()
+    full = [p for p in plain.parameters() if p.numel()]
+    with pytest.raises(tenure.InputError, match="element by element"):
+        torch.optim.Adafactor(full).step()
+    with pytest.raises(tenure.InputError, match="cannot be copied or pickled"):
+        copy.deepcopy(plain)
+    plain.blocks[0] = copy.deepcopy(Net().blocks[0])
+    with pytest.raises(tenure.InputError, match="adopt"):
+        loss_of(plain, batch_of(rank, 0))
+    plain.tenure.adopt()
+    loss_of(plain, batch_of(rank, 0)).backward()
+
+
+def compiled_parts(rank: int, _world: int) -> None:
+    """Blocks of one class, and a block that a graph breaks in."""
+    sharded, plain = both()
+    way = backend("aot_eager")
+    for block in sharded.blocks:
+        block.compile(backend=way)
+    for model in (sharded, plain):
+        loss_of(model, batch_of(rank, 0)).backward()
+    require_same_gradients(sharded, plain)
+    torch.compiler.reset()
+    sharded, plain = both()
+    for model in (sharded, plain):
+        model.blocks[1].up.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    run = torch.compile(sharded, backend=way)
+    for model in (run, plain):
+        loss_of(model, batch_of(rank, 0)).backward()
+    require_same_gradients(sharded, plain)
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        (interrupted, experts, frozen_later, norms, penalties),
+        (skipped_after_no_sync, low_sums, objects, refused, compiled_parts),
+    ],
+    ids=["values", "errors"],
+)
+def test_on_two_ranks(cases: tuple[Callable[..., None], ...]) -> None:
+    """In few runs, for a rank takes seconds to start."""
+    run_ranks(all_of, 2, [case.__name__ for case in cases], timeout=120)
+
+
+def all_of(rank: int, world: int, names: list[str]) -> None:
+    for name in names:
+        globals()[name](rank, world)
