@@ -122,7 +122,8 @@ Losses train_sharded(const Group& group, const Group& side, const Store& store) 
     TORCH_CHECK(model.stats().gathered_bytes == 0, "gathered after a step");
   }
   for (const auto& unit : model.stats().units) {
-    TORCH_CHECK(unit.gathers == uint64_t{2} * steps, unit.name, " was gathered ", unit.gathers, " times");
+    TORCH_CHECK(unit.gathers == uint64_t{2} * steps, unit.name, " was gathered ", unit.gathers,
+                " times");
   }
   return out;
 }
