@@ -331,8 +331,8 @@ void Sharder::share_came() {
   agreement_.share(flags, "at the end of backward");
   size_t at = 0;
   for (auto& one : done_) {
-    for (size_t i = 0; i < one.came.size(); ++i) {
-      one.came[i] = flags[at++] != 0;
+    for (auto&& came : one.came) {
+      came = flags[at++] != 0;
     }
   }
 }
