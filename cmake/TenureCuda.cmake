@@ -15,7 +15,7 @@ if(NOT TENURE_CUDA_INCLUDE_DIR)
 endif()
 
 set(TENURE_HAVE_CUDA 1)
-add_library(tenure_cuda SHARED tenure/inspect/cuda/tracker.cpp tenure/offload/cuda/tracker.cpp)
+add_library(tenure_cuda SHARED tenure/inspect/cuda/tracker.cpp tenure/core/cuda/meter.cpp)
 tenure_compile(tenure_cuda)
 target_include_directories(tenure_cuda SYSTEM PRIVATE ${TENURE_CUDA_INCLUDE_DIR})
 target_link_libraries(tenure_cuda PRIVATE tenure ${c10_cuda})

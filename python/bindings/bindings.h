@@ -9,6 +9,7 @@ void bind_inspect(pybind11::module_& m);
 void bind_leases(pybind11::module_& m);
 void bind_ledger(pybind11::module_& m);
 void bind_offload(pybind11::module_& m);
+void bind_pipeline(pybind11::module_& m);
 void bind_references(pybind11::module_& m);
 void bind_sample(pybind11::module_& m);
 void bind_scopes(pybind11::module_& m);

@@ -38,6 +38,7 @@ __all__ = [
     "Offload",
     "OffloadStats",
     "Owner",
+    "Pipeline",
     "ReleaseError",
     "Sample",
     "Scope",
@@ -60,6 +61,7 @@ __all__ = [
     "leases",
     "ledger",
     "on_step",
+    "pipelining",
     "refill",
     "refresh_samples",
     "release",
@@ -75,7 +77,7 @@ __all__ = [
 # At once and not when first used: a process may fork while another thread imports. The command
 # line takes what it needs from the modules themselves, for torch takes seconds to import.
 if TYPE_CHECKING or not is_command():
-    from tenure import integrations, sharding
+    from tenure import integrations, pipelining, sharding
     from tenure.clock import on_step, step, steps
     from tenure.errors import (
         BudgetError,
@@ -96,6 +98,7 @@ if TYPE_CHECKING or not is_command():
     from tenure.inspect.session import Session, watch
     from tenure.leases import Lease, Leases, Ledger, Owner, Totals, hold, leases, ledger
     from tenure.offload import Offload, OffloadStats
+    from tenure.pipelining import Pipeline
     from tenure.samples import Sample, refresh_samples, sample
     from tenure.scopes import Scope, scope
     from tenure.sharding import shard

@@ -271,6 +271,9 @@ class WatchedAllocator final : public c10::Allocator {
 
   // False: the allocator beneath gives out more than plain memory, and cannot be watched.
   bool install() {
+    if (installed_) {
+      return true;
+    }
     inner_ = c10::GetCPUAllocator();
     inner_deleter_ = inner_->raw_deleter();
     if (inner_deleter_ == nullptr) {
@@ -278,12 +281,15 @@ class WatchedAllocator final : public c10::Allocator {
     }
     in_malloc_.store(takes_from_malloc(*inner_), std::memory_order_relaxed);
     c10::SetCPUAllocator(this, kPriority);
+    installed_ = true;
     return true;
   }
   bool in_malloc() const { return in_malloc_.load(std::memory_order_relaxed); }
+  // Where another allocator wraps this one by now, it stays beneath that and does nothing.
   void remove() {
     if (c10::GetCPUAllocator() == this) {
       c10::SetCPUAllocator(inner_, kPriority);
+      installed_ = false;
     }
   }
   bool adopt(c10::StorageImpl& storage) {
@@ -332,6 +338,7 @@ class WatchedAllocator final : public c10::Allocator {
   }
 
   c10::Allocator* inner_ = nullptr;
+  bool installed_ = false;
   static inline std::atomic<bool> in_malloc_{false};
   static inline c10::DeleterFnPtr inner_deleter_ = nullptr;
 };

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <tenure/core/storage_ref.h>
-#include <tenure/offload/meter.h>
+#include <tenure/core/meter.h>
 #include <tenure/offload/timeline.h>
 
 #include <utility>

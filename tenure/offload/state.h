@@ -4,7 +4,7 @@
 #include <tenure/offload/copier.h>
 #include <tenure/offload/disk.h>
 #include <tenure/offload/host_pool.h>
-#include <tenure/offload/meter.h>
+#include <tenure/core/meter.h>
 #include <tenure/offload/outgoing.h>
 #include <tenure/offload/planner.h>
 #include <tenure/offload/recorder.h>

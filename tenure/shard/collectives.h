@@ -4,7 +4,7 @@
 #pragma once
 
 #include <tenure/core/fence.h>
-#include <tenure/shard/alias.h>
+#include <tenure/shard/part.h>
 
 #include <c10/util/intrusive_ptr.h>
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include <tenure/core/release.h>
-#include <tenure/shard/alias.h>
+#include <tenure/shard/part.h>
 #include <tenure/shard/collectives.h>
 #include <tenure/shard/layout.h>
 #include <tenure/shard/options.h>

@@ -2,7 +2,7 @@
 // that no more than one lives twice and one collective adds up all. One thread at a time.
 #pragma once
 
-#include <tenure/shard/alias.h>
+#include <tenure/shard/part.h>
 #include <tenure/shard/layout.h>
 
 #include <ATen/core/Tensor.h>

@@ -5,7 +5,7 @@
 #pragma once
 
 #include <tenure/shard/agreement.h>
-#include <tenure/shard/alias.h>
+#include <tenure/shard/part.h>
 #include <tenure/shard/flat.h>
 #include <tenure/shard/gradients.h>
 #include <tenure/shard/life.h>

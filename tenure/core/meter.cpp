@@ -1,4 +1,4 @@
-#include <tenure/offload/meter.h>
+#include <tenure/core/meter.h>
 
 #include <tenure/core/storage_ref.h>
 
@@ -12,7 +12,7 @@
 #include <mutex>
 #include <string>
 
-namespace tenure::offload {
+namespace tenure {
 
 // Relative: what was given out since some moment.
 struct Meter::Level {
@@ -58,6 +58,15 @@ const c10::CachingAllocator::Stat& allocated(
   return stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
 }
 
+// What the allocator itself says. The CPU's has no peak of its own: our trace knows it.
+Meter::Reading own_figures(c10::Device device) {
+  if (device.is_cpu()) {
+    return {.current = host_counted(), .peak = 0};
+  }
+  const auto stats = stats_of(device);
+  return {.current = allocated(stats).current, .peak = allocated(stats).peak};
+}
+
 // The levels of all meters, for ever: trackers cannot be taken off an allocator.
 std::array<Meter::Level, kSlots>& levels() {
   static auto* all = new std::array<Meter::Level, kSlots>;
@@ -77,11 +86,11 @@ void raise_to(std::atomic<int64_t>& peak, int64_t value) {
 }  // namespace
 
 Meter::Meter(c10::Device device) : device_(device) {
-  if (device.is_cpu()) {
+  if (device.is_cpu() && !is_told(device.type())) {
     return;
   }
   precision_ = Precision::sampled;
-  last_own_peak_ = allocated(stats_of(device)).peak;
+  last_own_peak_ = own_figures(device).peak;
   if (is_told(device.type())) {
     for (auto& level : levels()) {
       int free = -1;
@@ -107,8 +116,7 @@ Meter::Reading Meter::read() {
   if (precision_ == Precision::none) {
     return {};
   }
-  const auto stats = stats_of(device_);
-  const auto& own = allocated(stats);
+  const auto own = own_figures(device_);
   Reading now{own.current, std::max(own.current, last_.current)};
   if (level_ != nullptr) {
     const auto current = level_->current.load(std::memory_order_relaxed);
@@ -137,12 +145,12 @@ void device_allocated(c10::Device device, int64_t bytes) noexcept {
   }
 }
 
-}  // namespace tenure::offload
+}  // namespace tenure
 
 // For a device whose allocator is not linked with this library: the address of this is handed over.
 extern "C" __attribute__((visibility("default"))) void tenure_privateuse1_allocated(
     c10::DeviceIndex index, int64_t bytes) {
   const auto type = c10::DeviceType::PrivateUse1;
-  tenure::offload::allocations_are_told(type);
-  tenure::offload::device_allocated(c10::Device(type, index), bytes);
+  tenure::allocations_are_told(type);
+  tenure::device_allocated(c10::Device(type, index), bytes);
 }

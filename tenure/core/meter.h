@@ -4,7 +4,9 @@
 //
 // Where someone tells of each allocation (libtenure_cuda does, for CUDA) the peak is exact but for
 // what the allocator rounds up between two readings: CUDA's up to 1 MiB an allocation. Elsewhere it
-// is sampled: the allocator's own peak if that rose, else the higher of two readings.
+// is sampled: the allocator's own peak if that rose, else the higher of two readings. Nobody counts
+// what the CPU's allocator gives out but while a HostCount lives; then the figures are those of the
+// tensors that were born meanwhile, exact.
 //
 // A meter belongs to one thread at a time; device_allocated may be called from any.
 #pragma once
@@ -13,7 +15,7 @@
 
 #include <cstdint>
 
-namespace tenure::offload {
+namespace tenure {
 
 class Meter {
  public:
@@ -29,7 +31,7 @@ class Meter {
   Meter(const Meter&) = delete;
   Meter& operator=(const Meter&) = delete;
 
-  // Zeros where the device has no allocator to ask, as the CPU.
+  // Zeros where there is nobody to ask: the CPU, without a HostCount.
   Reading read();
   Precision precision() const { return precision_; }
 
@@ -41,9 +43,23 @@ class Meter {
   int64_t last_own_peak_ = 0;
 };
 
+// Has CPU tensors counted that are born while one of these lives, at the cost of a look into a
+// table for each birth and death. Any thread.
+class HostCount {
+ public:
+  // Throws Error if torch's CPU allocator is one that cannot be wrapped.
+  HostCount();
+  ~HostCount();
+  HostCount(const HostCount&) = delete;
+  HostCount& operator=(const HostCount&) = delete;
+};
+
+// Bytes of CPU tensors that were born while a HostCount lived and have not died.
+int64_t host_counted();
+
 // An allocator gave out `bytes`, or took them back if negative. Never allocates, never waits.
 void device_allocated(c10::Device device, int64_t bytes) noexcept;
 // From now on device_allocated is called for every allocation on devices of that type.
 void allocations_are_told(c10::DeviceType type);
 
-}  // namespace tenure::offload
+}  // namespace tenure

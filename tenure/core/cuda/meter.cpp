@@ -1,6 +1,6 @@
-// The part of libtenure_cuda that tells offload's meters of every allocation.
+// The part of libtenure_cuda that tells meters of every allocation.
 #include <tenure/core/cuda/trace.h>
-#include <tenure/offload/meter.h>
+#include <tenure/core/meter.h>
 
 namespace {
 
@@ -9,9 +9,9 @@ using Entry = tenure::cuda::TraceEntry;
 void track(const Entry& entry) {
   const c10::Device device(c10::DeviceType::CUDA, entry.device_);
   if (entry.action_ == Entry::ALLOC) {
-    tenure::offload::device_allocated(device, static_cast<int64_t>(entry.size_));
+    tenure::device_allocated(device, static_cast<int64_t>(entry.size_));
   } else if (entry.action_ == Entry::FREE_REQUESTED) {
-    tenure::offload::device_allocated(device, -static_cast<int64_t>(entry.size_));
+    tenure::device_allocated(device, -static_cast<int64_t>(entry.size_));
   }
 }
 

@@ -1,0 +1,65 @@
+"""What a rank was given for a step, in microbatches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tenure.errors import InputError
+
+__all__ = ["split", "weights_of"]
+
+
+def _rows(tensors: list[torch.Tensor], what: str) -> int:
+    rows = {tensor.shape[0] for tensor in tensors}
+    if len(rows) > 1:
+        raise InputError(
+            f"the {what} has tensors of {' and '.join(map(str, sorted(rows)))} rows: all are split "
+            "along their first dimension, which must be the batch"
+        )
+    return rows.pop()
+
+
+def split(given: Any, microbatches: int, what: str) -> list[Any]:
+    """A nest of tensors as one for each microbatch, split along the first dimension.
+
+    Sizes differ by one at most. What is no tensor, or one of no dimension, is in all of them.
+    """
+    leaves, spec = pytree.tree_flatten(given)
+    parts: list[list[Any]] = [[leaf] * microbatches for leaf in leaves]
+    batched = [
+        i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.dim() > 0
+    ]
+    if batched:
+        rows = _rows([leaves[i] for i in batched], what)
+        if rows < microbatches:
+            raise InputError(
+                f"the {what} has {rows} rows, too few for {microbatches} microbatches: pass a "
+                "larger batch, or make the pipeline with fewer microbatches"
+            )
+    for i in batched:
+        parts[i] = list(torch.tensor_split(leaves[i], microbatches))
+    return [
+        pytree.tree_unflatten([part[number] for part in parts], spec)
+        for number in range(microbatches)
+    ]
+
+
+def weights_of(targets: list[Any] | None, microbatches: int) -> list[float]:
+    """What each microbatch counts in a mean over the whole batch: its part of the rows."""
+    counts = [_row_count(target) for target in targets] if targets is not None else []
+    total = sum(counts)
+    if not total:
+        return [1 / microbatches] * microbatches
+    return [count / total for count in counts]
+
+
+def _row_count(target: Any) -> int:
+    tensors = [
+        leaf
+        for leaf in pytree.tree_leaves(target)
+        if isinstance(leaf, torch.Tensor) and leaf.dim() > 0
+    ]
+    return tensors[0].shape[0] if tensors else 0

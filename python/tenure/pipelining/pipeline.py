@@ -1,0 +1,290 @@
+"""Pipeline: a rank's stages of a model, run by a schedule."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from tenure import _C
+from tenure.errors import InputError
+from tenure.pipelining.microbatches import split, weights_of
+from tenure.pipelining.promises import Bound, PipelineStats
+from tenure.pipelining.schedules import Schedule, schedule
+
+__all__ = ["Pipeline"]
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+class Pipeline:
+    """A rank's stages of a model, run by a schedule.
+
+    Every rank of the group makes one and calls :meth:`step` equally often. Gradients are as those
+    of the whole model on the whole batch, for a loss that is a mean over rows.
+
+    Args:
+        stage: What this rank runs: a module, or a list of them in the order of the model where the
+            schedule has several stages a rank. Between stages go tensors, or tuples and lists of
+            tensors and None.
+        schedule: A name (``tenure pipeline show`` draws them), the path of a CSV file, or a
+            :class:`~tenure.pipelining.Schedule`.
+        microbatches: Into how many parts a batch is split.
+        group: The ranks of the pipeline, in the order of its stages; by default all.
+        loss: Called on the last rank with what the last stage returned and the target of a
+            microbatch; gives one number, a mean over the microbatch's rows.
+        timeout: Seconds after which a rank that does not answer is given up; by default 300.
+        strict: Hold every step against the bound, by the allocator's figures, and raise
+            :class:`~tenure.BudgetError` when it is exceeded or something is left at the end. Costs
+            a look at the allocator for each action, and on the CPU a count of all its tensors.
+
+    Example:
+        >>> import tenure, torch
+        >>> from torch import distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> stage = torch.nn.Linear(4, 1)
+        >>> mean = torch.nn.functional.mse_loss
+        >>> pipe = tenure.Pipeline(stage, schedule="1f1b", microbatches=4, loss=mean)
+        >>> loss = pipe.step(torch.ones(8, 4), target=torch.zeros(8, 1))
+        >>> print(pipe.bound())
+        rank 0: at most 1 microbatches in flight
+        >>> dist.destroy_process_group()
+    """
+
+    _numbers = itertools.count(1 << 40)
+
+    def __init__(
+        self,
+        stage: nn.Module | Sequence[nn.Module],
+        schedule: str | Path | Schedule = "1f1b",
+        microbatches: int = 1,
+        group: dist.ProcessGroup | None = None,
+        loss: Loss | None = None,
+        *,
+        timeout: float = 300.0,
+        strict: bool = False,
+    ) -> None:
+        modules = [stage] if isinstance(stage, nn.Module) else list(stage)
+        if not modules or not all(callable(module) for module in modules):
+            raise InputError(f"stage is a module or a list of modules, not {stage!r}")
+        if not dist.is_initialized():
+            raise InputError(
+                "torch.distributed has no process group: call init_process_group() first, for one "
+                "rank too"
+            )
+        if loss is not None and not callable(loss):
+            raise InputError(f"loss is a function of an output and a target, not {loss!r}")
+        if not 0 < timeout <= 86_400:
+            raise InputError(f"timeout is a number of seconds up to a day, not {timeout!r}")
+        found: object = group if group is not None else dist.group.WORLD
+        if not isinstance(found, dist.ProcessGroup):
+            raise InputError(f"group is a process group that this rank is in, not {found!r}")
+        ranks = dist.get_process_group_ranks(found)
+        self.schedule = _schedule_of(schedule, len(ranks), microbatches, len(modules))
+        device = next((p.device for module in modules for p in module.parameters()), None)
+        up, down, side = _groups(found, ranks, device or torch.device("cpu"), timeout)
+        _require_same(self.schedule, side)
+        self.rank = dist.get_rank(found)
+        self.microbatches = self.schedule.microbatches
+        self.loss = loss
+        own = self.schedule.stages_of(self.rank)
+        self._first = 0 in own
+        self._last = self.schedule.stages - 1 in own
+        if len(own) != len(modules):
+            raise InputError(
+                f"schedule '{self.schedule.name}' has {len(own)} stages on rank {self.rank}, and "
+                f"it was given {len(modules)}"
+            )
+        self._stages = [_Stage(module, number) for module, number in zip(modules, own, strict=True)]
+        self._number = next(self._numbers)
+        self._runtime = _C.PipelineRuntime(
+            self.schedule.data, self._stages, up, down, side, timeout, strict
+        )
+
+    def step(self, *args: Any, target: Any = None, **kwargs: Any) -> torch.Tensor | None:
+        """Trains on one batch: all microbatches forward and backward through all stages.
+
+        Gradients are added to what parameters have, as backward() does.
+
+        Args:
+            args: What the first stage is called with, on the first rank; elsewhere not looked at.
+            target: What the loss is called with, on the last rank.
+            kwargs: What each of this rank's stages is called with besides.
+
+        Returns:
+            The loss of the batch on the last rank, nothing elsewhere.
+
+        Raises:
+            CollectiveError: Another rank failed: the text names it, and what it did. On that rank
+                the exception is its own. Nothing of the step is left but gradients that it added.
+        """
+        loss, _ = self._run(True, args, target, kwargs)
+        _C.tick_explicit(self._number, None)
+        return loss
+
+    def eval(self, *args: Any, target: Any = None, **kwargs: Any) -> Any:
+        """The same without backward.
+
+        Returns:
+            On the last rank the loss if there is a target, else what the last stage returned for
+            the whole batch; nothing elsewhere.
+        """
+        with torch.no_grad():
+            loss, outputs = self._run(False, args, target, kwargs)
+        if not outputs:
+            return loss
+        joined = [torch.cat([one[i] for one in outputs]) for i in range(len(outputs[0]))]
+        return joined[0] if self._stages[-1].single else tuple(joined)
+
+    def bound(self) -> Bound:
+        """What the schedule promises of this rank's memory."""
+        return Bound(self.rank, **self._runtime.promise())
+
+    def stats(self) -> PipelineStats:
+        """What this rank measured."""
+        return PipelineStats(self.rank, **self._runtime.stats())
+
+    def _run(
+        self, train: bool, args: tuple[Any, ...], target: Any, kwargs: dict[str, Any]
+    ) -> tuple[torch.Tensor | None, list[list[torch.Tensor]]]:
+        try:
+            targets = self._take(train, args, target, kwargs)
+        except Exception as error:
+            self._runtime.refuse(f"{type(error).__name__}: {error}")
+            raise
+        loss = None
+        if self._last and (train or target is not None):
+            loss = _LossOf(self.loss, targets, self._stages[-1])
+        try:
+            return self._runtime.step(train, loss, weights_of(targets, self.microbatches))
+        except BaseException as error:
+            if self._runtime.failed_in:
+                error.add_note(f"rank {self.rank}, in {self._runtime.failed_in}")
+            raise
+        finally:
+            for stage in self._stages:
+                stage.clear()
+
+    def _take(
+        self, train: bool, args: tuple[Any, ...], target: Any, kwargs: dict[str, Any]
+    ) -> list[Any] | None:
+        """Gives the stages what they need of this step. Returns the targets."""
+        if self._first and not args:
+            raise InputError("the first rank has the first stage: pass step() its batch")
+        if self._last and train and self.loss is None:
+            raise InputError("the last rank needs a loss to train: Pipeline(..., loss=...)")
+        if self._last and train and target is None:
+            raise InputError("the last rank needs a target to find the loss: pass step() target=")
+        named = split(kwargs, self.microbatches, "batch")
+        for stage in self._stages:
+            stage.kwargs = named
+        if self._first:
+            self._stages[0].args = split(args, self.microbatches, "batch")
+        if not self._last or target is None:
+            return None
+        return split(target, self.microbatches, "target")
+
+
+class _Stage:
+    """A module as the runtime calls it."""
+
+    def __init__(self, module: nn.Module, number: int) -> None:
+        self.module = module
+        self.number = number
+        self.single = True
+        self.args: list[tuple[Any, ...]] | None = None
+        self.kwargs: list[dict[str, Any]] = []
+
+    def forward(self, microbatch: int, inputs: list[torch.Tensor | None]) -> list[Any]:
+        given = self.args[microbatch] if self.args is not None else inputs
+        made = self.module(*given, **self.kwargs[microbatch])
+        self.single = isinstance(made, torch.Tensor)
+        tensors = [made] if self.single else made
+        if not isinstance(tensors, (list, tuple)) or not all(
+            one is None or isinstance(one, torch.Tensor) for one in tensors
+        ):
+            raise InputError(
+                f"stage {self.number} returned {type(made).__name__}: between stages go tensors, "
+                "or tuples of tensors and None"
+            )
+        return list(tensors)
+
+    def parameters(self) -> list[torch.Tensor]:
+        return list(self.module.parameters())
+
+    def clear(self) -> None:
+        self.args = None
+        self.kwargs = []
+
+
+class _LossOf:
+    """The loss as the runtime calls it."""
+
+    def __init__(self, loss: Loss | None, targets: list[Any] | None, stage: _Stage) -> None:
+        if loss is None or targets is None:
+            raise InputError("there is no loss to be found: Pipeline(..., loss=...)")
+        self._loss, self._targets, self._stage = loss, targets, stage
+
+    def __call__(self, microbatch: int, outputs: list[torch.Tensor]) -> torch.Tensor:
+        made = outputs[0] if self._stage.single else tuple(outputs)
+        found = self._loss(made, self._targets[microbatch])
+        if not isinstance(found, torch.Tensor):
+            raise InputError(f"the loss is a tensor of one element, not {type(found).__name__}")
+        return found
+
+
+def _schedule_of(
+    given: str | Path | Schedule, ranks: int, microbatches: int, chunks: int
+) -> Schedule:
+    if isinstance(given, Schedule):
+        if given.ranks != ranks:
+            raise InputError(f"the schedule is for {given.ranks} ranks, the group has {ranks}")
+        return given
+    is_file = str(given).endswith(".csv")
+    return schedule(given, ranks, microbatches, None if is_file else chunks)
+
+
+def _groups(
+    group: dist.ProcessGroup, ranks: list[int], device: torch.device, timeout: float
+) -> tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup]:
+    """Groups of the same ranks: to higher ranks, to lower ranks, and one on the host.
+
+    Gloo tells messages apart by their tags. Others go by their order, so that what goes up and what
+    goes down may not be on one.
+    """
+
+    def new(backend: str | None) -> dist.ProcessGroup:
+        made = dist.new_group(
+            ranks,
+            timeout=timedelta(seconds=timeout),
+            backend=backend,
+            use_local_synchronization=True,
+            group_desc="tenure.pipeline",
+        )
+        assert isinstance(made, dist.ProcessGroup)
+        return made
+
+    side = new("gloo")
+    if device.type == "cpu":
+        return side, side, side
+    return new(None), new(None), side
+
+
+def _require_same(schedule: Schedule, side: dist.ProcessGroup) -> None:
+    """Raises InputError if another rank has another schedule."""
+    mine = (schedule.name, hashlib.sha256(schedule.csv().encode()).hexdigest())
+    theirs: list[tuple[str, str] | None] = [None] * dist.get_world_size(side)
+    dist.all_gather_object(theirs, mine, group=side)
+    others = [rank for rank, other in enumerate(theirs) if other != theirs[0]]
+    if others:
+        raise InputError(
+            f"rank {', '.join(map(str, others))} has another schedule than rank 0: pass the same "
+            "schedule and microbatches on all ranks"
+        )

@@ -1,0 +1,102 @@
+#include <tenure/pipeline/account.h>
+
+#include <tenure/core/error.h>
+#include <tenure/core/text.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace tenure::pipeline {
+namespace {
+
+// A caching allocator rounds up: what it has given out for a gradient may be more than its bytes.
+constexpr int64_t kRounding = 1 << 20;
+
+}  // namespace
+
+Account::Account(const Schedule& schedule, uint32_t rank, c10::Device device)
+    : schedule_(schedule),
+      rank_(rank),
+      counting_(device.is_cpu() ? std::optional<HostCount>(std::in_place) : std::nullopt),
+      meter_(device),
+      stages_(schedule.stages_of(rank)) {}
+
+Account::~Account() = default;
+
+int64_t Account::gradient_bytes() const {
+  int64_t out = 0;
+  for (const auto& parameter : parameters_) {
+    if (const auto& gradient = parameter.grad(); gradient.defined()) {
+      out += static_cast<int64_t>(gradient.nbytes());
+    }
+  }
+  return out;
+}
+
+int64_t Account::level() {
+  const auto reading = meter_.read();
+  const auto gradients = gradient_bytes() - gradients_at_start_;
+  peak_ = std::max(peak_, reading.peak - start_ - gradients);
+  return reading.current - start_ - gradients;
+}
+
+void Account::begin(std::vector<at::Tensor> parameters) {
+  parameters_ = std::move(parameters);
+  gradients_at_start_ = gradient_bytes();
+  start_ = meter_.read().current;
+  peak_between_ = 0;
+  peak_ = 0;
+  checking_ = !learned_.empty();
+  learning_.assign(stages_.size(), {});
+  if (checking_) {
+    allowed_ = levels(schedule_, rank_, learned_);
+  }
+}
+
+void Account::before() { before_ = level(); }
+
+void Account::after(size_t position, const Action& action, int64_t messages) {
+  const auto now = level();
+  peak_between_ = std::max(peak_between_, now);
+  const auto stage = std::ranges::find(stages_, action.stage) - stages_.begin();
+  auto& bytes = learning_[static_cast<size_t>(stage)];
+  if (action.kind == Kind::forward) {
+    bytes.whole = std::max(bytes.whole, now - before_);
+    if (checking_ && bytes.whole > learned_[static_cast<size_t>(stage)].whole) {
+      shapes_changed();
+    }
+  } else if (action.kind == Kind::input_backward) {
+    bytes.waiting = std::max(bytes.waiting, bytes.whole + now - before_);
+  }
+  if (!checking_ || now <= allowed_[position] + messages) {
+    return;
+  }
+  throw BudgetError(text("rank ", rank_, " has ", bytes_text(static_cast<uint64_t>(now)),
+                         " more than when the step began after ", action.words(),
+                         ", and its schedule allows ",
+                         bytes_text(static_cast<uint64_t>(allowed_[position])), " and messages of ",
+                         bytes_text(static_cast<uint64_t>(messages)),
+                         ": something keeps tensors of microbatches that are done; "
+                         "`tenure run` says who"));
+}
+
+void Account::end(int64_t handed_out) {
+  const auto left = level() - handed_out;
+  const auto rounding = counting_ ? 0 : kRounding * static_cast<int64_t>(parameters_.size());
+  parameters_.clear();
+  const auto checked = std::exchange(checking_, false);
+  if (checked && left > rounding) {
+    throw BudgetError(text("rank ", rank_, " ends the step with ",
+                           bytes_text(static_cast<uint64_t>(left)),
+                           " more than it began with, gradients not counted: a stage keeps tensors "
+                           "of its microbatches; `tenure run` says who"));
+  }
+  learned_ = learning_;
+}
+
+void Account::drop() {
+  parameters_.clear();
+  checking_ = false;
+}
+
+}  // namespace tenure::pipeline

@@ -1,0 +1,72 @@
+// Account: in strict mode, that a step keeps to its bound. Reads the allocator between actions and
+// holds it against what the schedule allows. One thread.
+//
+// Note [What is held against the bound]
+// A step whose shapes are new is a lesson: how much one microbatch leaves behind on
+// each stage, and how much of that is there between its two half backwards. From the next one on
+// every action is checked: what the allocator has given out since the step began, less the weights'
+// gradients that came, may not be more than the microbatches in flight take and the messages under
+// way. At the end nothing but gradients and what is handed to the caller may be left.
+#pragma once
+
+#include <tenure/core/meter.h>
+#include <tenure/pipeline/bound.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace tenure::pipeline {
+
+class Account {
+ public:
+  Account(const Schedule& schedule, uint32_t rank, c10::Device device);
+  ~Account();
+  Account(const Account&) = delete;
+  Account& operator=(const Account&) = delete;
+
+  // `parameters` are those whose gradients do not count.
+  void begin(std::vector<at::Tensor> parameters);
+  // The step has other shapes than the last one: it is a lesson.
+  void shapes_changed() { checking_ = false; }
+  // Right before a stage runs, with what it was given in place.
+  void before();
+  // `messages` are bytes of receive buffers, of tensors on their way out and of what goes to the
+  // caller. Throws BudgetError.
+  void after(size_t position, const Action& action, int64_t messages);
+  // `handed_out` are bytes that go to the caller. Throws BudgetError.
+  void end(int64_t handed_out);
+  // The step failed.
+  void drop();
+
+  // Of a microbatch on each stage of the rank; nothing before the first step has ended.
+  const std::vector<MicrobatchBytes>& learned() const { return learned_; }
+  // Above the begin of the step, gradients not counted: between actions, and at any moment.
+  int64_t peak_between() const { return peak_between_; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  int64_t gradient_bytes() const;
+  int64_t level();
+
+  const Schedule& schedule_;
+  uint32_t rank_;
+  std::optional<HostCount> counting_;
+  Meter meter_;
+  std::vector<uint32_t> stages_;
+  std::vector<at::Tensor> parameters_;  // during a step
+  std::vector<MicrobatchBytes> learned_;
+  std::vector<MicrobatchBytes> learning_;
+  std::vector<int64_t> allowed_;
+  bool checking_ = false;
+  int64_t start_ = 0;
+  int64_t gradients_at_start_ = 0;
+  int64_t before_ = 0;
+  int64_t peak_between_ = 0;
+  int64_t peak_ = 0;
+};
+
+}  // namespace tenure::pipeline

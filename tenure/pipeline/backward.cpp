@@ -1,0 +1,382 @@
+#include <tenure/pipeline/backward.h>
+
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace tenure::pipeline {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+std::atomic<void (*)()> g_translate = nullptr;
+
+enum class After : uint8_t { free_graph, keep_graph };
+enum class Leaves : uint8_t { accumulate, capture };
+
+variable_list execute(const edge_list& roots, const variable_list& gradients, After after,
+                      Leaves leaves, const edge_list& outputs = {}) {
+  try {
+    return torch::autograd::Engine::get_default_engine().execute(
+        roots, gradients, after == After::keep_graph, /*create_graph=*/false,
+        leaves == Leaves::accumulate, outputs);
+  } catch (...) {
+    if (auto* translate = g_translate.load()) {
+      translate();
+    }
+    throw;
+  }
+}
+
+struct EdgeHash {
+  size_t operator()(const Edge& edge) const {
+    return std::hash<const void*>()(edge.function.get()) * 31 + edge.input_nr;
+  }
+};
+struct SameEdge {
+  bool operator()(const Edge& a, const Edge& b) const {
+    return a.function == b.function && a.input_nr == b.input_nr;
+  }
+};
+template <class T>
+using ByEdge = std::unordered_map<Edge, T, EdgeHash, SameEdge>;
+
+// Those whose weights are worth waiting for: their gradients are a product of their own.
+bool is_product(const Node& node) {
+  static constexpr std::array<std::string_view, 6> kProducts = {
+      "AddmmBackward0", "MmBackward0",      "LinearBackward0",
+      "BmmBackward0",   "BaddbmmBackward0", "ConvolutionBackward0"};
+  return std::ranges::find(kProducts, node.name()) != kProducts.end();
+}
+
+bool is_hooked(Node& node) {
+  return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
+         !node.post_hooks().empty() || !node.retains_grad_hooks().empty();
+}
+
+// The graph from `roots`, and which of its nodes lie on the inputs' path.
+class Paths {
+ public:
+  Paths(const edge_list& roots, const edge_list& inputs) {
+    for (const auto& input : inputs) {
+      on_path_.insert(input.function.get());
+      ends_.insert(input.function.get());
+    }
+    for (const auto& root : roots) {
+      visit(root.function.get());
+    }
+  }
+
+  bool on_path(const Node* node) const { return on_path_.contains(node); }
+  // Nodes of the path, inputs' own excepted.
+  const std::vector<Node*>& path() const { return path_; }
+
+ private:
+  // Depth first without recursion: a node is done when all after it are.
+  void visit(Node* root) {
+    struct Visit {
+      Node* node;
+      size_t next = 0;
+    };
+    std::vector<Visit> stack;
+    const auto enter = [&](Node* node) {
+      if (node != nullptr && !ends_.contains(node) && seen_.insert(node).second) {
+        stack.push_back({node});
+      }
+    };
+    enter(root);
+    while (!stack.empty()) {
+      auto& top = stack.back();
+      const auto& edges = top.node->next_edges();
+      if (top.next < edges.size()) {
+        enter(edges[top.next++].function.get());
+        continue;
+      }
+      const auto leads = std::ranges::any_of(edges, [&](const Edge& edge) {
+        return edge.function != nullptr && on_path_.contains(edge.function.get());
+      });
+      if (leads) {
+        on_path_.insert(top.node);
+        path_.push_back(top.node);
+      }
+      stack.pop_back();
+    }
+  }
+
+  std::unordered_set<const Node*> on_path_;
+  std::unordered_set<const Node*> ends_;
+  std::unordered_set<const Node*> seen_;
+  std::vector<Node*> path_;
+};
+
+// A node whose weights wait: its incoming gradients, and where its weights' gradients go.
+struct Waiting {
+  edge_list incoming;
+  std::vector<Alias> gradients;
+  edge_list weights;
+};
+
+// The nodes to which the path is left, with how many nodes of the path lead to each.
+std::unordered_map<Node*, int> exits_of(const Paths& paths) {
+  std::unordered_map<Node*, int> out;
+  for (auto* node : paths.path()) {
+    std::unordered_set<Node*> own;
+    for (const auto& edge : node->next_edges()) {
+      if (edge.is_valid() && !paths.on_path(edge.function.get())) {
+        own.insert(edge.function.get());
+      }
+    }
+    for (auto* exit : own) {
+      ++out[exit];
+    }
+  }
+  return out;
+}
+
+// Whether one exit leads to another: then a gradient kept at the second would have that of the
+// first in it, and running on from both would count it twice.
+bool exits_meet(const std::unordered_map<Node*, int>& exits) {
+  std::unordered_set<Node*> seen;
+  std::vector<Node*> todo;
+  const auto enter = [&](Node& node) {
+    for (const auto& edge : node.next_edges()) {
+      if (edge.is_valid() && seen.insert(edge.function.get()).second) {
+        todo.push_back(edge.function.get());
+      }
+    }
+  };
+  for (const auto& [exit, count] : exits) {
+    enter(*exit);
+  }
+  while (!todo.empty()) {
+    auto* node = todo.back();
+    todo.pop_back();
+    if (exits.contains(node)) {
+      return true;
+    }
+    enter(*node);
+  }
+  return false;
+}
+
+}  // namespace
+
+struct Backward::State {
+  edge_list inputs;
+  edge_list outputs;  // an edge without a node: that output has no graph
+  std::vector<Waiting> waiting;
+  // Gradients on their way to weights: where they are and what they are.
+  edge_list settled;
+  std::vector<Alias> settled_gradients;
+};
+
+void install_translator(void (*translate)()) { g_translate.store(translate); }
+
+Backward::Backward() = default;
+Backward::Backward(Backward&&) noexcept = default;
+Backward& Backward::operator=(Backward&&) noexcept = default;
+Backward::~Backward() = default;
+
+Backward::Backward(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs)
+    : state_(std::make_unique<State>()) {
+  for (const auto& input : inputs) {
+    state_->inputs.push_back(input.requires_grad() ? torch::autograd::impl::gradient_edge(input)
+                                                   : Edge());
+  }
+  for (const auto& output : outputs) {
+    state_->outputs.push_back(output.requires_grad() ? torch::autograd::impl::gradient_edge(output)
+                                                     : Edge());
+  }
+}
+
+namespace {
+
+struct Roots {
+  edge_list edges;
+  variable_list gradients;
+};
+
+Roots roots_of(const edge_list& outputs, const std::vector<at::Tensor>& gradients) {
+  Roots out;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].is_valid() && gradients[i].defined()) {
+      out.edges.push_back(outputs[i]);
+      out.gradients.push_back(gradients[i]);
+    }
+  }
+  return out;
+}
+
+// The gradient that the engine left at a leaf, which has none afterwards.
+at::Tensor take_gradient(const Edge& leaf) {
+  auto* node = dynamic_cast<torch::autograd::AccumulateGrad*>(leaf.function.get());
+  if (node == nullptr) {
+    return {};
+  }
+  auto& kept = node->variable.mutable_grad();
+  auto out = kept;
+  kept.reset();
+  return out;
+}
+
+edge_list valid(const edge_list& edges) {
+  edge_list out;
+  std::ranges::copy_if(edges, std::back_inserter(out), &Edge::is_valid);
+  return out;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> Backward::run(const std::vector<at::Tensor>& gradients) {
+  const auto state = std::move(state_);
+  const auto roots = roots_of(state->outputs, gradients);
+  if (!roots.edges.empty()) {
+    execute(roots.edges, roots.gradients, After::free_graph, Leaves::accumulate);
+  }
+  std::vector<at::Tensor> out;
+  for (const auto& input : state->inputs) {
+    out.push_back(take_gradient(input));
+  }
+  return out;
+}
+
+std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& gradients,
+                                             OwnerId owner, ScopeId scope) {
+  const auto roots = roots_of(state_->outputs, gradients);
+  const auto inputs = valid(state_->inputs);
+  const auto whole = [&] {
+    auto out = run(gradients);
+    state_ = std::make_unique<State>();
+    return out;
+  };
+  if (roots.edges.empty() || inputs.empty()) {
+    return whole();
+  }
+  const Paths paths(roots.edges, inputs);
+  const auto exits = exits_of(paths);
+  if (exits_meet(exits)) {
+    return whole();
+  }
+  // What this half is asked for: the inputs' gradients, those of weights that do not wait, and the
+  // incoming gradients of nodes whose weights do.
+  auto asked = inputs;
+  std::unordered_set<Edge, EdgeHash, SameEdge> settled;
+  for (auto* node : paths.path()) {
+    Waiting one;
+    const auto waits = is_product(*node) && !is_hooked(*node);
+    for (const auto& edge : node->next_edges()) {
+      if (!edge.is_valid() || paths.on_path(edge.function.get())) {
+        continue;
+      }
+      if (waits && exits.at(edge.function.get()) == 1) {
+        one.weights.push_back(edge);
+      } else if (settled.insert(edge).second) {
+        state_->settled.push_back(edge);
+        asked.push_back(edge);
+      }
+    }
+    if (one.weights.empty()) {
+      continue;
+    }
+    for (uint32_t i = 0; i < node->num_inputs(); ++i) {
+      one.incoming.emplace_back(node->getptr(), i);
+      asked.push_back(one.incoming.back());
+    }
+    state_->waiting.push_back(std::move(one));
+  }
+  auto found = execute(roots.edges, roots.gradients, After::keep_graph, Leaves::capture, asked);
+
+  auto next = static_cast<std::ptrdiff_t>(inputs.size());
+  ByEdge<at::Tensor> by_edge;
+  for (; next < static_cast<std::ptrdiff_t>(asked.size()); ++next) {
+    by_edge[asked[static_cast<size_t>(next)]] = std::move(found[static_cast<size_t>(next)]);
+  }
+  const auto kept = [&](const Edge& edge) {
+    const auto& gradient = by_edge[edge];
+    return gradient.defined() ? Alias(gradient, owner, scope) : Alias();
+  };
+  for (auto& one : state_->waiting) {
+    for (const auto& edge : one.incoming) {
+      one.gradients.push_back(kept(edge));
+    }
+  }
+  for (const auto& edge : state_->settled) {
+    state_->settled_gradients.push_back(kept(edge));
+  }
+  // Outputs that no input leads to are weights' alone.
+  for (size_t i = 0; i < roots.edges.size(); ++i) {
+    if (!paths.on_path(roots.edges[i].function.get())) {
+      state_->settled.push_back(roots.edges[i]);
+      state_->settled_gradients.emplace_back(roots.gradients[i], owner, scope);
+    }
+  }
+  // What the path saved is not read again, but by nodes whose weights wait.
+  std::unordered_set<const Node*> needed;
+  for (const auto& one : state_->waiting) {
+    needed.insert(one.incoming.front().function.get());
+  }
+  for (auto* node : paths.path()) {
+    if (!needed.contains(node)) {
+      node->release_variables();
+    }
+  }
+  std::vector<at::Tensor> out;
+  size_t taken = 0;
+  for (const auto& input : state_->inputs) {
+    out.push_back(input.is_valid() ? std::move(found[taken++]) : at::Tensor());
+  }
+  state_->inputs.clear();
+  state_->outputs.clear();
+  return out;
+}
+
+void Backward::run_weights() {
+  const auto state = std::move(state_);
+  Roots weights;
+  const auto add = [&](const Edge& edge, at::Tensor gradient) {
+    if (gradient.defined()) {
+      weights.edges.push_back(edge);
+      weights.gradients.push_back(std::move(gradient));
+    }
+  };
+  for (auto& one : state->waiting) {
+    Roots roots;
+    for (size_t i = 0; i < one.incoming.size(); ++i) {
+      if (one.gradients[i].defined()) {
+        roots.edges.push_back(one.incoming[i]);
+        roots.gradients.push_back(one.gradients[i].tensor());
+      }
+    }
+    if (!roots.edges.empty()) {
+      auto found =
+          execute(roots.edges, roots.gradients, After::free_graph, Leaves::capture, one.weights);
+      for (size_t i = 0; i < one.weights.size(); ++i) {
+        add(one.weights[i], std::move(found[i]));
+      }
+    }
+    one = {};
+  }
+  for (size_t i = 0; i < state->settled.size(); ++i) {
+    if (state->settled_gradients[i].defined()) {
+      add(state->settled[i], state->settled_gradients[i].tensor());
+    }
+  }
+  state->settled_gradients.clear();
+  if (!weights.edges.empty()) {
+    execute(weights.edges, weights.gradients, After::free_graph, Leaves::accumulate);
+  }
+}
+
+}  // namespace tenure::pipeline

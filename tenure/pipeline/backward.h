@@ -1,0 +1,57 @@
+// Backward: what a forward leaves behind for its backward, and how that is run: whole, or first the
+// gradients of the inputs and later those of the weights. Holds edges of autograd's graph and no
+// tensor: a stage's output can go as soon as it is sent. One thread at a time.
+//
+// Note [Two halves of a backward]
+// The nodes from which a gradient of an input can be reached lie on the inputs' path; all others
+// lead to weights alone. Where the path leaves for a weight at a matrix product or a convolution,
+// the first half keeps that node's incoming gradient, and the second half runs the node again, for
+// its weights only; torch's nodes compute what is asked for and nothing else, so nothing is
+// computed twice. Other weights (norms, biases added by hand) are cheap: their gradients are found
+// in the first half and wait for the second. So are those of nodes that are hooked, that are not
+// torch's own, or that share a weight with another one on the path, for which running twice could
+// mean counting twice.
+#pragma once
+
+#include <tenure/core/alias.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace tenure::pipeline {
+
+// Called while an exception of the engine's is handled; throws another one in its place, or
+// returns. Installed once, by a language runtime whose hooks run in backwards and whose errors the
+// engine wraps.
+void install_translator(void (*translate)());
+
+class Backward {
+ public:
+  Backward();
+  // `inputs` are leaves. Outputs that have no graph are passed over.
+  Backward(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);
+  Backward(Backward&&) noexcept;
+  Backward& operator=(Backward&&) noexcept;
+  Backward(const Backward&) = delete;
+  Backward& operator=(const Backward&) = delete;
+  ~Backward();
+
+  // All gradients: weights' are added to them, those of the inputs are returned, in their order;
+  // undefined where an input had none. `gradients` are those of the outputs, in their order; where
+  // one is undefined nothing comes from there. Nothing is left behind.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& gradients);
+  // The first half. What the second needs is leased to `owner` in `scope`.
+  std::vector<at::Tensor> run_inputs(const std::vector<at::Tensor>& gradients, OwnerId owner,
+                                     ScopeId scope);
+  // The second half. REQUIRES: run_inputs.
+  void run_weights();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace tenure::pipeline

@@ -1,0 +1,43 @@
+// Buffers: memory for tensors that are received. Each one is a new storage over memory that an
+// earlier one may have had: whoever kept the earlier tensor reads an error and not the new content.
+//
+// Memory comes back when a storage is released or dies, on any thread; everything else is one
+// thread's.
+#pragma once
+
+#include <tenure/pipeline/header.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+
+namespace tenure::pipeline {
+
+class Buffers {
+ public:
+  struct Pool;
+
+  Buffers();
+  ~Buffers();
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+
+  // Undefined for a spec without a tensor.
+  at::Tensor make(const Spec& spec, c10::Device device);
+
+  // Gives back what is free. What is in use goes by itself.
+  void trim();
+
+  // How often memory was given out, and so which generation the last one is.
+  uint64_t generation() const { return generation_; }
+  // In use and free together, now and at most since the last trim.
+  int64_t held() const;
+  int64_t most_held() const;
+
+ private:
+  std::shared_ptr<Pool> pool_;  // shared with the storages that it lent memory to
+  uint64_t generation_ = 0;
+};
+
+}  // namespace tenure::pipeline

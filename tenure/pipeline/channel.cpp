@@ -1,0 +1,353 @@
+#include <tenure/pipeline/channel.h>
+
+#include <tenure/core/error.h>
+#include <tenure/core/text.h>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <algorithm>
+#include <utility>
+
+namespace tenure::pipeline {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+at::Tensor over(Header::Words& words) {
+  return at::from_blob(words.data(), {static_cast<int64_t>(words.size())}, at::kLong);
+}
+
+// Its bytes, for backends do not know every dtype. REQUIRES: contiguous.
+at::Tensor as_bytes(const at::Tensor& tensor) {
+  auto out = at::empty({0}, at::TensorOptions(at::kByte).device(tensor.device()));
+  auto* impl = out.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(tensor.storage());
+  impl->set_storage_offset(tensor.storage_offset() * static_cast<int64_t>(tensor.element_size()));
+  impl->set_sizes_contiguous({static_cast<int64_t>(tensor.nbytes())});
+  return out;
+}
+
+Spec spec_of(const Sent& sent) {
+  Spec out;
+  if (sent.tensor.defined()) {
+    out.type = sent.tensor.scalar_type();
+    out.gradient = sent.gradient;
+    out.sizes.assign(sent.tensor.sizes().begin(), sent.tensor.sizes().end());
+  }
+  return out;
+}
+
+std::string words_of(const Message& message) {
+  return text(message.cargo == Cargo::activations ? "the output" : "the gradients", " of stage ",
+              message.from_stage, " for microbatch ", message.microbatch);
+}
+
+OwnerId owner_of_buffer(const Message& message) {
+  return intern_owner(
+      OwnerKind::receive_buffer,
+      text(message.cargo == Cargo::activations ? "input of stage " : "gradients for stage ",
+           message.to_stage));
+}
+
+OwnerId owner_of_cargo(const Message& message) {
+  return intern_owner(
+      OwnerKind::communication,
+      text(message.cargo == Cargo::activations ? "output of stage " : "gradients from stage ",
+           message.from_stage));
+}
+
+}  // namespace
+
+struct Channel::Incoming {
+  Message message;
+  Header::Words words{};
+  WorkPtr header;
+  std::vector<Spec> specs;
+  std::vector<Alias> tensors;  // by spec
+  std::vector<WorkPtr> works;
+};
+
+struct Channel::Outgoing {
+  Message message;
+  Header::Words words{};
+  std::vector<WorkPtr> works;
+  std::vector<Alias> tensors;
+};
+
+Channel::Channel(Groups groups, uint32_t microbatches, std::chrono::milliseconds timeout)
+    : groups_(std::move(groups)),
+      microbatches_(microbatches),
+      timeout_(timeout),
+      rank_(static_cast<uint32_t>(groups_.side->getRank())),
+      ranks_(static_cast<uint32_t>(groups_.side->getSize())) {}
+
+Channel::~Channel() = default;
+
+void Channel::begin(uint64_t step, uint32_t send_slots, c10::Device device) {
+  if (!broken_.empty()) {
+    throw CollectiveError(text("this pipeline cannot go on, because ", broken_,
+                               ": start the ranks again, from the last checkpoint"));
+  }
+  step_ = step;
+  send_slots_ = send_slots;
+  device_ = device;
+  stats_.most_held_bytes = 0;
+}
+
+Channel::Key Channel::key(const Message& message) const {
+  return (uint64_t{2} * message.to_stage + static_cast<uint64_t>(message.cargo)) * microbatches_ +
+         message.microbatch;
+}
+
+c10d::ProcessGroup& Channel::group_to(uint32_t from, uint32_t to) const {
+  return from < to ? *groups_.up : *groups_.down;
+}
+
+void Channel::wait(c10d::Work& work, const Message& message, const char* doing) {
+  const auto begin = Clock::now();
+  try {
+    work.wait(timeout_);
+  } catch (const std::exception& error) {
+    const auto late = Clock::now() - begin >= timeout_;
+    broken_ = text(
+        "rank ", message.peer,
+        late ? text(" did not answer for ", timeout_.count() / 1000, " s") : std::string(" ended"));
+    throw CollectiveError(text(broken_, ": rank ", rank_, " was ", doing, " ", words_of(message),
+                               " (", front_of(error.what(), 200), ")"));
+  }
+  stats_.waited += std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+void Channel::ask(Incoming& incoming, const std::vector<Spec>& specs) {
+  const auto& message = incoming.message;
+  incoming.specs = specs;
+  incoming.tensors.clear();
+  incoming.works.clear();
+  for (const auto& spec : specs) {
+    const auto tensor = buffers_.make(spec, device_);
+    if (!tensor.defined()) {
+      incoming.tensors.emplace_back();
+      continue;
+    }
+    incoming.tensors.emplace_back(tensor, owner_of_buffer(message));
+    if (spec.bytes() > 0) {
+      std::vector<at::Tensor> into = {as_bytes(tensor)};
+      incoming.works.push_back(
+          group_to(message.peer, rank_)
+              .recv(into, static_cast<int>(message.peer), static_cast<int>(key(message))));
+    }
+  }
+}
+
+void Channel::post(const Message& message) {
+  auto incoming = std::make_unique<Incoming>();
+  incoming->message = message;
+  std::vector<at::Tensor> header = {over(incoming->words)};
+  incoming->header =
+      groups_.side->recv(header, static_cast<int>(message.peer), static_cast<int>(key(message)));
+  ask(*incoming, received_before_[key(message)]);
+  incoming_[key(message)] = std::move(incoming);
+}
+
+Header Channel::receive(Incoming& incoming) {
+  const auto& message = incoming.message;
+  wait(*incoming.header, message, "waiting for");
+  Header header(incoming.words);
+  if (header.step() != step_) {
+    throw CollectiveError(text("rank ", message.peer, " is at step ", header.step(), " and rank ",
+                               rank_, " at step ", step_, ": call step() equally often on all"));
+  }
+  const auto all_there = [&] {
+    for (const auto& work : incoming.works) {
+      wait(*work, message, "receiving");
+    }
+    incoming.works.clear();
+  };
+  all_there();
+  if (header.status() == Header::Status::changed) {
+    ask(incoming, header.specs());
+    all_there();
+    received_before_[key(message)] = header.specs();
+  }
+  return header;
+}
+
+std::vector<Sent> Channel::take(const Message& message, ScopeId scope, std::vector<Alias>& leases) {
+  const auto found = incoming_.find(key(message));
+  const auto incoming = std::move(found->second);
+  incoming_.erase(found);
+  const auto header = receive(*incoming);
+  if (header.status() == Header::Status::failed) {
+    throw PeerFailed{header.failure()};
+  }
+  std::vector<Sent> out;
+  for (size_t i = 0; i < incoming->specs.size(); ++i) {
+    if (!incoming->tensors[i].defined()) {
+      out.emplace_back();
+      continue;
+    }
+    out.push_back({incoming->tensors[i].tensor(), incoming->specs[i].gradient});
+    leases.emplace_back(out.back().tensor, owner_of_buffer(message), scope);
+  }
+  stats_.most_held_bytes = std::max(stats_.most_held_bytes, buffers_.most_held());
+  return out;
+}
+
+template <class Which>
+void Channel::finish_all(Which which) {
+  for (size_t i = 0; i < outgoing_.size();) {
+    if (!which(*outgoing_[i])) {
+      ++i;
+      continue;
+    }
+    const auto one = std::move(outgoing_[i]);  // gone, also if it fails
+    outgoing_.erase(outgoing_.begin() + static_cast<std::ptrdiff_t>(i));
+    for (const auto& work : one->works) {
+      wait(*work, one->message, "sending");
+    }
+  }
+}
+
+void Channel::make_room(const Message& message) {
+  const auto same = [&](const Outgoing& one) {
+    return one.message.peer == message.peer && one.message.cargo == message.cargo;
+  };
+  auto under_way = static_cast<size_t>(
+      std::ranges::count_if(outgoing_, [&](const auto& one) { return same(*one); }));
+  finish_all([&](const Outgoing& one) { return same(one) && under_way-- >= send_slots_; });
+}
+
+void Channel::send_words(const Message& message, const Header::Words& words,
+                         const std::vector<at::Tensor>& tensors, ScopeId scope) {
+  auto outgoing = std::make_unique<Outgoing>();
+  outgoing->message = message;
+  outgoing->words = words;
+  const auto tag = static_cast<int>(key(message));
+  std::vector<at::Tensor> header = {over(outgoing->words)};
+  outgoing->works.push_back(groups_.side->send(header, static_cast<int>(message.peer), tag));
+  for (const auto& tensor : tensors) {
+    if (!tensor.defined() || tensor.nbytes() == 0) {
+      continue;
+    }
+    outgoing->tensors.emplace_back(tensor, owner_of_cargo(message), scope);
+    std::vector<at::Tensor> bytes = {as_bytes(tensor)};
+    outgoing->works.push_back(
+        group_to(rank_, message.peer).send(bytes, static_cast<int>(message.peer), tag));
+    stats_.sent_bytes += tensor.nbytes();
+  }
+  ++stats_.messages;
+  outgoing_.push_back(std::move(outgoing));
+}
+
+std::vector<at::Tensor> Channel::anything(const std::vector<Spec>& specs) const {
+  std::vector<at::Tensor> out;
+  for (const auto& spec : specs) {
+    if (spec.bytes() > 0) {
+      out.push_back(at::empty(spec.sizes, at::TensorOptions(spec.type).device(device_)));
+    }
+  }
+  return out;
+}
+
+void Channel::send(const Message& message, const std::vector<Sent>& tensors, ScopeId scope) {
+  std::vector<Spec> specs;
+  std::vector<at::Tensor> whole;
+  for (const auto& sent : tensors) {
+    if (sent.tensor.defined() && sent.tensor.device() != device_) {
+      throw InputError(text(words_of(message), " is on ", sent.tensor.device().str(),
+                            ", the other stages' on ", device_.str(),
+                            ": have a stage give back tensors on its own device"));
+    }
+    specs.push_back(spec_of(sent));
+    whole.push_back(sent.tensor.defined()
+                        ? sent.tensor.detach().resolve_conj().resolve_neg().contiguous()
+                        : at::Tensor());
+  }
+  auto& before = sent_before_[key(message)];
+  const auto changed = before != specs;
+  const auto words =
+      Header::of(step_, changed ? Header::Status::changed : Header::Status::as_before, specs);
+  make_room(message);
+  if (changed) {
+    auto all = anything(before);
+    all.insert(all.end(), whole.begin(), whole.end());
+    whole = std::move(all);
+    before = std::move(specs);
+    ++stats_.changed;
+  }
+  send_words(message, words, whole, scope);
+}
+
+void Channel::finish(const Message& message) {
+  finish_all([&](const Outgoing& one) { return one.message == message; });
+}
+
+void Channel::finish_readers(const at::Tensor& tensor) {
+  finish_all([&](const Outgoing& one) {
+    return std::ranges::any_of(one.tensors, [&](const Alias& alias) {
+      return alias.lease().storage().is_alias_of(tensor.storage());
+    });
+  });
+}
+
+void Channel::finish() {
+  finish_all([](const Outgoing&) { return true; });
+  buffers_.trim();
+}
+
+int64_t Channel::sending_bytes() const {
+  int64_t out = 0;
+  for (const auto& one : outgoing_) {
+    for (const auto& tensor : one->tensors) {
+      out += static_cast<int64_t>(tensor.lease().row()->bytes);
+    }
+  }
+  return out;
+}
+
+void Channel::abandon(const Failure& failure, const std::vector<Message>& unmade,
+                      const std::vector<Message>& unneeded) {
+  const auto words = Header::of(step_, failure);
+  uint32_t gone = ~0U;  // the peer that does not answer
+  const auto settle = [&](const Message& message, const auto& todo) {
+    if (message.peer == gone) {
+      return;
+    }
+    try {
+      todo();
+    } catch (const std::exception&) {  // it has gone, too: there is nothing to settle with it
+      gone = message.peer;
+    }
+  };
+  for (const auto& message : unmade) {
+    settle(message, [&] {
+      send_words(message, words, anything(sent_before_[key(message)]), ScopeId::process);
+    });
+  }
+  for (const auto& message : unneeded) {
+    settle(message, [&] {
+      if (!incoming_.contains(key(message))) {
+        post(message);
+      }
+      const auto incoming = std::move(incoming_.extract(key(message)).mapped());
+      receive(*incoming);
+    });
+  }
+  for (const auto& one : outgoing_) {
+    settle(one->message, [&] {
+      for (const auto& work : one->works) {
+        wait(*work, one->message, "sending");
+      }
+    });
+  }
+  outgoing_.clear();
+  incoming_.clear();
+  buffers_.trim();
+}
+
+}  // namespace tenure::pipeline

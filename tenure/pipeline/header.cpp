@@ -1,0 +1,120 @@
+#include <tenure/pipeline/header.h>
+
+#include <tenure/core/error.h>
+#include <tenure/core/text.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace tenure::pipeline {
+namespace {
+
+constexpr int64_t kMagic = 0x74656e7572653031;  // "tenure01"
+constexpr size_t kFront = 3;                    // magic, step, status
+// Of a failure: rank, before_actions, stage, microbatch, kind, length of the text.
+constexpr size_t kFailureText = kFront + 6;
+
+Header::Words front(uint64_t step, Header::Status status) {
+  Header::Words out{};
+  out[0] = kMagic;
+  out[1] = static_cast<int64_t>(step);
+  out[2] = static_cast<int64_t>(status);
+  return out;
+}
+
+}  // namespace
+
+uint64_t Spec::bytes() const {
+  if (type == c10::ScalarType::Undefined) {
+    return 0;
+  }
+  uint64_t out = c10::elementSize(type);
+  for (const auto size : sizes) {
+    out *= static_cast<uint64_t>(size);
+  }
+  return out;
+}
+
+std::string Failure::words() const {
+  return tenure::text("rank ", rank, " failed ",
+                      before_actions ? "at the begin of the step" : "in " + action.words(), ": ",
+                      text);
+}
+
+Header::Words Header::of(uint64_t step, Status status, const std::vector<Spec>& specs) {
+  auto out = front(step, status);
+  auto at = kFront;
+  const auto write = [&](int64_t word) {
+    if (at == out.size()) {
+      throw InputError(text("the ", specs.size(),
+                            " tensors between two stages have more dimensions ", "than the ",
+                            out.size(),
+                            " words of a message's header can say: join "
+                            "some of them"));
+    }
+    out[at++] = word;
+  };
+  write(static_cast<int64_t>(specs.size()));
+  for (const auto& spec : specs) {
+    write(static_cast<int64_t>(spec.type) * 2 + static_cast<int64_t>(spec.gradient));
+    write(static_cast<int64_t>(spec.sizes.size()));
+    std::ranges::for_each(spec.sizes, write);
+  }
+  return out;
+}
+
+Header::Words Header::of(uint64_t step, const Failure& failure) {
+  auto out = front(step, Status::failed);
+  const auto said = front_of(failure.text, (out.size() - kFailureText) * sizeof(int64_t));
+  const std::array<int64_t, 6> who = {failure.rank,
+                                      failure.before_actions ? 1 : 0,
+                                      failure.action.stage,
+                                      failure.action.microbatch,
+                                      static_cast<int64_t>(failure.action.kind),
+                                      static_cast<int64_t>(said.size())};
+  std::ranges::copy(who, out.begin() + kFront);
+  std::memcpy(out.data() + kFailureText, said.data(), said.size());
+  return out;
+}
+
+Header::Header(const Words& words) {
+  if (words[0] != kMagic) {
+    throw CollectiveError(
+        "a message between stages has no header of Tenure's: use the group of a pipeline for "
+        "nothing "
+        "else, and the same version of Tenure on all ranks");
+  }
+  step_ = static_cast<uint64_t>(words[1]);
+  status_ = static_cast<Status>(words[2]);
+  if (status_ == Status::failed) {
+    failure_.rank = static_cast<uint32_t>(words[kFront]);
+    failure_.before_actions = words[kFront + 1] != 0;
+    failure_.action = {.stage = static_cast<uint32_t>(words[kFront + 2]),
+                       .microbatch = static_cast<uint32_t>(words[kFront + 3]),
+                       .kind = static_cast<Kind>(words[kFront + 4])};
+    const auto length = std::min(static_cast<size_t>(words[kFront + 5]),
+                                 (words.size() - kFailureText) * sizeof(int64_t));
+    failure_.text.assign(reinterpret_cast<const char*>(words.data() + kFailureText), length);
+    return;
+  }
+  auto at = kFront;
+  const auto read = [&] {
+    if (at == words.size()) {
+      throw CollectiveError("the header of a message between stages is cut off");
+    }
+    return words[at++];
+  };
+  const auto count = read();
+  for (int64_t i = 0; i < count; ++i) {
+    Spec spec;
+    const auto type = read();
+    spec.type = static_cast<c10::ScalarType>(type / 2);
+    spec.gradient = static_cast<Spec::Gradient>(type % 2);
+    for (auto left = read(); left > 0; --left) {
+      spec.sizes.push_back(read());
+    }
+    specs_.push_back(std::move(spec));
+  }
+}
+
+}  // namespace tenure::pipeline

@@ -1,0 +1,543 @@
+#include <tenure/pipeline/pipeline.h>
+
+#include <tenure/core/clock.h>
+#include <tenure/core/error.h>
+#include <tenure/core/names.h>
+#include <tenure/core/release.h>
+#include <tenure/core/scope.h>
+#include <tenure/core/text.h>
+#include <tenure/pipeline/account.h>
+#include <tenure/pipeline/backward.h>
+#include <tenure/pipeline/check.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full_like.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+
+namespace tenure::pipeline {
+namespace {
+
+// A schedule with what follows from it for one rank.
+struct Plan {
+  Plan(Schedule of, uint32_t rank)
+      : schedule(std::move(of)),
+        messages(plan_messages(schedule, rank)),
+        in_flight(most_in_flight(schedule, rank)) {}
+
+  Schedule schedule;
+  MessagePlan messages;
+  InFlight in_flight;
+};
+
+OwnerId owner_named(OwnerKind kind, const char* what, uint32_t stage) {
+  return intern_owner(kind, text(what, " of stage ", stage));
+}
+
+c10::Device device_of(const std::vector<std::unique_ptr<Stage>>& stages) {
+  for (const auto& stage : stages) {
+    if (const auto parameters = stage->parameters(); !parameters.empty()) {
+      return parameters.front().device();
+    }
+  }
+  return c10::kCPU;
+}
+
+// What there is of a microbatch on a stage between its actions.
+struct Flight {
+  std::vector<Alias> received;  // inputs that came from another rank
+  Backward backward;
+};
+
+// Tensors for a stage of the same rank.
+struct Handed {
+  std::vector<Alias> tensors;
+  std::vector<Spec::Gradient> gradients;
+};
+
+bool shares_storage(const at::Tensor& tensor, const std::vector<Alias>& aliases) {
+  return std::ranges::any_of(aliases, [&](const Alias& alias) {
+    return alias.lease().storage().is_alias_of(tensor.storage());
+  });
+}
+
+}  // namespace
+
+struct Pipeline::State {
+  State(Schedule schedule, std::vector<std::unique_ptr<Stage>> given, Groups groups, Options chosen)
+      : channel(std::move(groups), schedule.microbatches, chosen.timeout),
+        stages(std::move(given)),
+        training((check(schedule), std::move(schedule)), channel.rank()),
+        evaluating(forward_only(training.schedule), channel.rank()),
+        options(chosen),
+        own_stages(training.schedule.stages_of(channel.rank())) {
+    if (training.schedule.ranks() != channel.ranks()) {
+      throw InputError(text("the schedule is for ", count_text(training.schedule.ranks(), "rank"),
+                            ", the group has ", channel.ranks()));
+    }
+    if (own_stages.size() != stages.size()) {
+      throw InputError(text("schedule '", training.schedule.name, "' has ",
+                            count_text(own_stages.size(), "stage"), " on rank ", channel.rank(),
+                            ", and it was given ", stages.size()));
+    }
+  }
+
+  Stage& stage(uint32_t number) {
+    const auto at = std::ranges::find(own_stages, number) - own_stages.begin();
+    return *stages[static_cast<size_t>(at)];
+  }
+  std::vector<at::Tensor> parameters() const {
+    std::vector<at::Tensor> out;
+    for (const auto& stage : stages) {
+      std::ranges::copy(stage->parameters(), std::back_inserter(out));
+    }
+    return out;
+  }
+
+  Channel channel;
+  std::vector<std::unique_ptr<Stage>> stages;
+  Plan training;
+  Plan evaluating;
+  Options options;
+  std::vector<uint32_t> own_stages;
+  std::optional<Account> account;  // strict, once a step has shown the device
+  Stats stats;
+  uint64_t step = 0;
+  std::string failed_in;
+};
+
+// One step of one rank.
+class Pipeline::Step {
+ public:
+  Step(State& state, Pass pass, const Loss& loss, std::vector<double> weights)
+      : state_(state),
+        plan_(pass == Pass::train ? state.training : state.evaluating),
+        schedule_(plan_.schedule),
+        pass_(pass),
+        loss_(loss),
+        weights_(std::move(weights)),
+        scope_("pipeline", static_cast<int64_t>(state.step), OnClose::report) {
+    if (weights_.empty()) {
+      weights_.assign(schedule_.microbatches, 1.0 / schedule_.microbatches);
+    }
+  }
+
+  StepResult run() {
+    begin();
+    try {
+      for (; position_ < actions().size(); ++position_) {
+        run_action();
+      }
+      state_.channel.finish();
+      if (accounted()) {
+        state_.account->end(handed_out());
+      }
+    } catch (const PeerFailed& peer) {
+      give_up(peer.failure);
+      throw CollectiveError(peer.failure.words());
+    } catch (const std::exception& error) {
+      give_up(failure_here(error.what()));
+      throw;
+    } catch (...) {
+      give_up(failure_here("an error of no known kind"));
+      throw;
+    }
+    return std::move(result_);
+  }
+
+  // Tells the other ranks that this one does not come.
+  void refuse(const std::string& why) {
+    state_.channel.begin(state_.step, plan_.messages.send_slots, device_of(state_.stages));
+    auto failure = failure_here(why);
+    failure.before_actions = true;
+    give_up(failure);
+  }
+
+ private:
+  const std::vector<Action>& actions() const { return schedule_.actions[state_.channel.rank()]; }
+  bool trains() const { return pass_ == Pass::train; }
+  bool accounted() const { return state_.account.has_value() && trains(); }
+
+  void begin() {
+    const auto device = device_of(state_.stages);
+    state_.channel.begin(state_.step, plan_.messages.send_slots, device);
+    state_.stats.most_in_flight = {};
+    changed_before_ = state_.channel.stats().changed;
+    if (trains() && state_.options.strict == Strict::on) {
+      if (!state_.account) {
+        state_.account.emplace(schedule_, state_.channel.rank(), device);
+      }
+      state_.account->begin(state_.parameters());
+    }
+  }
+
+  Failure failure_here(const char* what) const { return failure_here(std::string(what)); }
+  Failure failure_here(std::string what) const {
+    Failure out;
+    out.rank = state_.channel.rank();
+    out.text = std::move(what);
+    if (position_ < actions().size()) {
+      out.action = actions()[position_];
+    }
+    return out;
+  }
+
+  void run_action() {
+    const auto& action = actions()[position_];
+    took_here_ = false;
+    sent_here_ = false;
+    for (const auto& message : plan_.messages.steps[position_].post) {
+      state_.channel.post(message);
+    }
+    switch (action.kind) {
+      case Kind::forward:
+        run_forward(action);
+        break;
+      case Kind::backward:
+      case Kind::input_backward:
+        run_backward(action);
+        break;
+      case Kind::weight_backward:
+        run_weights(action);
+        break;
+    }
+    count(action);
+    if (!accounted()) {
+      return;
+    }
+    if (state_.channel.stats().changed != changed_before_) {
+      state_.account->shapes_changed();
+    }
+    state_.account->after(
+        position_, action,
+        state_.channel.held_bytes() + state_.channel.sending_bytes() + handed_out());
+  }
+
+  void count(const Action& action) {
+    if (action.kind == Kind::forward && trains()) {
+      ++now_.whole;
+    } else if (action.kind == Kind::input_backward) {
+      --now_.whole;
+      ++now_.waiting;
+    } else if (action.kind == Kind::backward) {
+      --now_.whole;
+    } else if (action.kind == Kind::weight_backward) {
+      --now_.waiting;
+    }
+    auto& most = state_.stats.most_in_flight;
+    if (now_.all() > most.all() || (now_.all() == most.all() && now_.whole > most.whole)) {
+      most = now_;
+    }
+    if (now_.all() > plan_.in_flight.all()) {
+      throw BudgetError(text("rank ", state_.channel.rank(), " has ", now_.all(),
+                             " microbatches in flight, and its schedule allows ",
+                             plan_.in_flight.all()));
+    }
+  }
+
+  // Everything of a microbatch on this rank is leased in a scope of its own.
+  ScopeId scope_of(uint32_t microbatch) {
+    auto [found, is_new] = scopes_.try_emplace(microbatch, ScopeId::process);
+    if (is_new) {
+      static const auto name = intern("microbatch");
+      found->second = open_scope({.name = name, .count = microbatch}, OnClose::report);
+    }
+    return found->second;
+  }
+
+  Flight& flight(const Action& action) { return flights_[{action.stage, action.microbatch}]; }
+
+  void end_microbatch(const Action& action) {
+    auto of = flights_.extract({action.stage, action.microbatch});
+    for (const auto& input : of.mapped().received) {
+      const auto tensor = input.tensor();
+      if (is_released(tensor.storage()) || tensor.nbytes() == 0) {
+        continue;  // several inputs may have one storage
+      }
+      state_.channel.finish_readers(tensor);
+      release_storage(tensor, {.name = text("pipeline, at the end of microbatch ",
+                                            action.microbatch, " on stage ", action.stage),
+                               .site = {}});
+    }
+    of.mapped() = {};
+    const auto last = std::ranges::none_of(
+        flights_, [&](const auto& entry) { return entry.first.second == action.microbatch; });
+    if (last && is_over(action.microbatch)) {
+      close_microbatch(action.microbatch, Ending::normal);
+    }
+  }
+
+  // Whether this rank does nothing more for a microbatch.
+  bool is_over(uint32_t microbatch) const {
+    return std::none_of(actions().begin() + static_cast<std::ptrdiff_t>(position_) + 1,
+                        actions().end(),
+                        [&](const Action& action) { return action.microbatch == microbatch; });
+  }
+
+  void close_microbatch(uint32_t microbatch, Ending ending) {
+    if (const auto found = scopes_.find(microbatch); found != scopes_.end()) {
+      // Leases of tensors that are on their way out end when they are sent.
+      const auto id = found->second;
+      scopes_.erase(found);
+      close_scope(id, ending);
+    }
+  }
+
+  // What a stage is given: from another rank, from a stage of this one, or nothing.
+  std::vector<Sent> given(const Action& action, std::vector<Alias>& leases) {
+    if (const auto& need = plan_.messages.steps[position_].need) {
+      took_here_ = true;  // whether it comes or not
+      return state_.channel.take(*need, scope_of(action.microbatch), leases);
+    }
+    const auto cargo = action.kind == Kind::forward ? Cargo::activations : Cargo::gradients;
+    auto handed = handed_.extract({cargo, action.stage, action.microbatch});
+    std::vector<Sent> out;
+    if (handed.empty()) {
+      return out;
+    }
+    const auto& what = handed.mapped();
+    for (size_t i = 0; i < what.tensors.size(); ++i) {
+      const auto& alias = what.tensors[i];
+      out.push_back({alias.defined() ? alias.tensor() : at::Tensor(), what.gradients[i]});
+    }
+    return out;
+  }
+
+  void pass_on(const Action& action, const std::vector<Sent>& tensors) {
+    const auto scope = scope_of(action.microbatch);
+    if (const auto& send = plan_.messages.steps[position_].send) {
+      state_.channel.send(*send, tensors, scope);
+      sent_here_ = true;
+      return;
+    }
+    const auto forward = action.kind == Kind::forward;
+    const auto next = forward ? action.stage + 1 : action.stage - 1;
+    auto& handed =
+        handed_[{forward ? Cargo::activations : Cargo::gradients, next, action.microbatch}];
+    const auto owner =
+        owner_named(forward ? OwnerKind::activation : OwnerKind::gradient, "input", next);
+    for (const auto& sent : tensors) {
+      handed.tensors.push_back(sent.tensor.defined() ? Alias(sent.tensor, owner, scope) : Alias());
+      handed.gradients.push_back(sent.gradient);
+    }
+  }
+
+  void run_forward(const Action& action) {
+    auto& of = flight(action);
+    std::vector<at::Tensor> inputs;
+    for (const auto& sent : given(action, of.received)) {
+      inputs.push_back(sent.tensor);
+      if (trains() && sent.gradient == Spec::Gradient::wanted) {
+        inputs.back().requires_grad_(true);
+      }
+    }
+    if (accounted()) {
+      state_.account->before();
+    }
+    auto outputs = [&] {
+      const at::AutoGradMode mode(trains() && at::GradMode::is_enabled());
+      return finished(action, state_.stage(action.stage).forward(action.microbatch, inputs), of);
+    }();
+    if (trains()) {
+      of.backward = Backward(inputs, outputs);
+    }
+    inputs.clear();
+    if (!schedule_.is_last(action.stage)) {
+      std::vector<Sent> sent;
+      for (const auto& output : outputs) {
+        sent.push_back({output, output.defined() && output.requires_grad() ? Spec::Gradient::wanted
+                                                                           : Spec::Gradient::none});
+      }
+      outputs.clear();
+      for (auto& one : sent) {
+        one.tensor = one.tensor.defined() ? one.tensor.detach() : one.tensor;
+      }
+      pass_on(action, sent);
+    }
+    if (!trains()) {
+      end_microbatch(action);
+    }
+  }
+
+  // The last stage's outputs become the loss, or the caller's.
+  std::vector<at::Tensor> finished(const Action& action, std::vector<at::Tensor> outputs,
+                                   const Flight& of) {
+    if (!schedule_.is_last(action.stage)) {
+      return outputs;
+    }
+    if (!loss_) {
+      for (auto& output : outputs) {
+        output = output.defined() && shares_storage(output, of.received) ? output.clone() : output;
+      }
+      result_.outputs.push_back(outputs);
+      return {};
+    }
+    auto loss = loss_(action.microbatch, outputs);
+    if (!loss.defined() || loss.numel() != 1) {
+      throw InputError(text(
+          "the loss of a microbatch must be one number, and it is ",
+          loss.defined() ? text("a tensor of ", loss.numel(), " elements") : std::string("nothing"),
+          ": take its mean or sum"));
+    }
+    const at::NoGradGuard no_grad;
+    const auto part = loss.detach().mul(weights_[action.microbatch]);
+    result_.loss = result_.loss.defined() ? result_.loss.add(part) : part;
+    return {std::move(loss)};
+  }
+
+  // The gradients of a stage's outputs.
+  std::vector<at::Tensor> gradients_for(const Action& action, std::vector<Alias>& leases) {
+    if (schedule_.is_last(action.stage)) {
+      return {at::full_like(result_.loss, weights_[action.microbatch]).reshape({})};
+    }
+    std::vector<at::Tensor> out;
+    for (auto& sent : given(action, leases)) {
+      out.push_back(std::move(sent.tensor));
+    }
+    // Whoever has a gradient of an output has received the output.
+    if (const auto forward = made_by(
+            schedule_,
+            {.stage = action.stage, .microbatch = action.microbatch, .kind = Kind::forward})) {
+      state_.channel.finish(*forward);
+    }
+    return out;
+  }
+
+  void run_backward(const Action& action) {
+    auto& of = flight(action);
+    std::vector<Alias> received;
+    auto gradients = gradients_for(action, received);
+    if (accounted()) {
+      state_.account->before();
+    }
+    received.clear();  // whoever needs them on has them
+    const auto scope = scope_of(action.microbatch);
+    auto found =
+        action.kind == Kind::backward
+            ? of.backward.run(gradients)
+            : of.backward.run_inputs(
+                  gradients, owner_named(OwnerKind::gradient, "kept for weights", action.stage),
+                  scope);
+    gradients.clear();
+    if (action.stage > 0) {
+      std::vector<Sent> sent;
+      for (auto& gradient : found) {
+        sent.push_back({std::move(gradient), Spec::Gradient::none});
+      }
+      found.clear();
+      pass_on(action, sent);
+    }
+    if (ends_microbatch(action.kind)) {
+      end_microbatch(action);
+    }
+  }
+
+  void run_weights(const Action& action) {
+    if (accounted()) {
+      state_.account->before();
+    }
+    flight(action).backward.run_weights();
+    end_microbatch(action);
+  }
+
+  int64_t handed_out() const {
+    return result_.loss.defined() ? static_cast<int64_t>(result_.loss.nbytes()) : 0;
+  }
+
+  void give_up(const Failure& failure) {
+    ++state_.stats.failed_steps;
+    const auto here = failure.rank == state_.channel.rank() && position_ < actions().size();
+    state_.failed_in = here && !failure.before_actions ? failure.action.words() : std::string();
+    if (state_.account) {
+      state_.account->drop();
+    }
+    result_ = {};
+    handed_.clear();
+    flights_.clear();
+    std::vector<Message> unmade;
+    std::vector<Message> unneeded;
+    for (auto i = position_; i < actions().size(); ++i) {
+      const auto& messages = plan_.messages.steps[i];
+      if (messages.send && !(i == position_ && sent_here_)) {
+        unmade.push_back(*messages.send);
+      }
+      if (messages.need && !(i == position_ && took_here_)) {
+        unneeded.push_back(*messages.need);
+      }
+    }
+    state_.channel.abandon(failure, unmade, unneeded);
+    while (!scopes_.empty()) {
+      close_microbatch(scopes_.begin()->first, Ending::exception);
+    }
+  }
+
+  State& state_;
+  const Plan& plan_;
+  const Schedule& schedule_;
+  Pass pass_;
+  const Loss& loss_;
+  std::vector<double> weights_;
+  Scope scope_;
+  size_t position_ = 0;
+  bool took_here_ = false;
+  bool sent_here_ = false;
+  uint64_t changed_before_ = 0;
+  InFlight now_;
+  StepResult result_;
+  std::map<uint32_t, ScopeId> scopes_;                              // by microbatch
+  std::map<std::pair<uint32_t, uint32_t>, Flight> flights_;         // by stage and microbatch
+  std::map<std::tuple<Cargo, uint32_t, uint32_t>, Handed> handed_;  // by stage and microbatch
+};
+
+Pipeline::Pipeline(Schedule schedule, std::vector<std::unique_ptr<Stage>> stages, Groups groups,
+                   Options options)
+    : state_(std::make_unique<State>(std::move(schedule), std::move(stages), std::move(groups),
+                                     options)) {}
+
+Pipeline::~Pipeline() = default;
+
+StepResult Pipeline::step(Pass pass, const Loss& loss, std::vector<double> weights) {
+  ++state_->step;
+  auto out = Step(*state_, pass, loss, std::move(weights)).run();
+  ++state_->stats.steps;
+  return out;
+}
+
+void Pipeline::refuse(const std::string& why) {
+  ++state_->step;
+  Step(*state_, Pass::train, {}, {}).refuse(why);
+}
+
+const std::string& Pipeline::failed_in() const { return state_->failed_in; }
+
+const Schedule& Pipeline::schedule() const { return state_->training.schedule; }
+
+uint32_t Pipeline::rank() const { return state_->channel.rank(); }
+
+Promise Pipeline::promise() const {
+  Promise out;
+  out.in_flight = state_->training.in_flight;
+  out.receives = state_->training.messages.most_posted;
+  out.sends = state_->training.messages.send_slots;
+  if (state_->account && !state_->account->learned().empty()) {
+    out.microbatch = state_->account->learned();
+    out.bytes = peak_bytes(schedule(), rank(), out.microbatch);
+  }
+  return out;
+}
+
+Stats Pipeline::stats() const {
+  auto out = state_->stats;
+  out.channel = state_->channel.stats();
+  if (state_->account) {
+    out.peak_bytes = state_->account->peak_between();
+    out.highest_bytes = state_->account->peak();
+  }
+  return out;
+}
+
+}  // namespace tenure::pipeline

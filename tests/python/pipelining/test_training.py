@@ -1,0 +1,125 @@
+"""Every schedule on real ranks: gradients as those of the whole model, memory as promised."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from ranks import run_ranks
+from torch import nn
+
+import tenure
+
+SCHEDULES = ["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v", "dualpipev"]
+MICROBATCHES, STEPS = 8, 30
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+def blocks(count: int, width: int = 16) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [Block(width) for _ in range(count)]
+
+
+def batch(rows: int = 16, width: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return torch.randn(rows, width, generator=draw), torch.randn(rows, width, generator=draw)
+
+
+def mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.mse_loss(output, target)
+
+
+def own(rank: int, ranks: int, name: str, microbatches: int) -> tuple[list[nn.Module], list[int]]:
+    schedule = tenure.pipelining.schedule(name, ranks, microbatches)
+    numbers = schedule.stages_of(rank)
+    model = blocks(schedule.stages)
+    return [model[number] for number in numbers], numbers
+
+
+def trained(rank: int, ranks: int, name: str, microbatches: int, steps: int):
+    stages, numbers = own(rank, ranks, name, microbatches)
+    pipe = tenure.Pipeline(stages, name, microbatches, loss=mean, strict=True, timeout=30)
+    optimizer = torch.optim.SGD([p for s in stages for p in s.parameters()], lr=0.1)
+    x, y = batch()
+    losses, gradients = [], {}
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = pipe.step(x, target=y)
+        losses.append(loss.item() if loss is not None else None)
+        if step == 0:
+            gradients = {
+                n: [p.grad.clone() for p in s.parameters()]
+                for n, s in zip(numbers, stages, strict=True)
+            }
+        optimizer.step()
+    bound, stats = pipe.bound(), pipe.stats()
+    assert stats.in_flight == bound.in_flight
+    assert stats.peak_bytes <= bound.bytes + 2**16
+    return losses, gradients
+
+
+def all_trained(rank: int, ranks: int) -> dict[str, tuple[list[float | None], dict[int, list]]]:
+    """Every schedule, one after the other: starting ranks takes longer than training them."""
+    return {name: trained(rank, ranks, name, MICROBATCHES, STEPS) for name in SCHEDULES}
+
+
+@cache
+def results(ranks: int) -> list[dict[str, tuple[list[float | None], dict[int, list]]]]:
+    return run_ranks(all_trained, ranks, timeout=120)
+
+
+def whole(stages: int, microbatches: int, steps: int) -> tuple[list[float], dict[int, list]]:
+    """The same microbatches through the unsplit model, one after the other, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model = nn.Sequential(*blocks(stages))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = batch()
+    losses, gradients = [], {}
+    for step in range(steps):
+        optimizer.zero_grad()
+        total = torch.zeros(())
+        for one, target in zip(
+            x.tensor_split(microbatches), y.tensor_split(microbatches), strict=True
+        ):
+            loss = mean(model(one), target)
+            part = len(one) / len(x)
+            loss.backward(torch.tensor(part))
+            total = total + loss.detach() * part
+        losses.append(total.item())
+        if step == 0:
+            gradients = {i: [p.grad.clone() for p in s.parameters()] for i, s in enumerate(model)}
+        optimizer.step()
+    torch.set_num_threads(threads)
+    return losses, gradients
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gradients_and_losses_are_those_of_the_whole_model(name: str, ranks: int) -> None:
+    stages = tenure.pipelining.schedule(name, ranks, MICROBATCHES).stages
+    losses, gradients = whole(stages, MICROBATCHES, STEPS)
+    found = {n: g for result in results(ranks) for n, g in result[name][1].items()}
+    assert sorted(found) == list(range(stages))
+    # looped-bfs takes microbatches last to first, and so adds their gradients in another order.
+    exact = name != "looped-bfs"
+    for number, wanted in gradients.items():
+        for ours, theirs in zip(found[number], wanted, strict=True):
+            torch.testing.assert_close(
+                ours, theirs, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-7
+            )
+    told = [result[name][0] for result in results(ranks) if result[name][0][0] is not None]
+    assert len(told) == 1
+    torch.testing.assert_close(
+        told[0], losses, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6
+    )
