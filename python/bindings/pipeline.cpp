@@ -19,6 +19,20 @@ namespace pipeline = tenure::pipeline;
 
 namespace {
 
+// Bytes of CPU tensors that are born while this lives, for tests and benchmarks.
+class HostMeter {
+ public:
+  HostMeter() : meter_(c10::Device(c10::DeviceType::CPU)) {}
+  std::tuple<int64_t, int64_t> read() {
+    const auto now = meter_.read();
+    return {now.current, now.peak};
+  }
+
+ private:
+  tenure::HostCount counting_;  // before the meter, which is told by it
+  tenure::Meter meter_;
+};
+
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 using MaybeTensors = std::vector<std::optional<at::Tensor>>;
@@ -95,11 +109,15 @@ void translate() {
   }
 }
 
-std::vector<std::vector<std::tuple<double, double>>> spans_of(const pipeline::Timeline& timeline) {
-  std::vector<std::vector<std::tuple<double, double>>> out;
-  for (const auto& rank : timeline.spans) {
+using Spans = std::vector<std::tuple<double, double>>;
+
+// A conversion costs more than what it converts: only those that are asked for.
+std::vector<Spans> spans_of(const pipeline::Timeline& timeline,
+                            const std::vector<uint32_t>& ranks) {
+  std::vector<Spans> out;
+  for (const auto rank : ranks) {
     auto& row = out.emplace_back();
-    for (const auto& span : rank) {
+    for (const auto& span : timeline.spans.at(rank)) {
       row.emplace_back(span.begin, span.end);
     }
   }
@@ -152,7 +170,7 @@ void bind_schedule(py::module_& m) {
       .def(
           "timeline",
           [](const Schedule& self, double forward, double input_backward, double weight_backward,
-             double message) {
+             double message, const std::vector<uint32_t>& ranks) {
             const auto found = pipeline::timeline(self, {.forward = forward,
                                                          .input_backward = input_backward,
                                                          .weight_backward = weight_backward,
@@ -161,10 +179,10 @@ void bind_schedule(py::module_& m) {
             for (uint32_t rank = 0; rank < self.ranks(); ++rank) {
               bubbles.push_back(found.bubble(rank));
             }
-            return std::tuple(spans_of(found), bubbles, found.length);
+            return std::tuple(spans_of(found, ranks), bubbles, found.length);
           },
           py::arg("forward"), py::arg("input_backward"), py::arg("weight_backward"),
-          py::arg("message"));
+          py::arg("message"), py::arg("ranks"));
 }
 
 std::unique_ptr<pipeline::Pipeline> make(const pipeline::Schedule& schedule,
@@ -188,8 +206,7 @@ std::unique_ptr<pipeline::Pipeline> make(const pipeline::Schedule& schedule,
 void bind_pipeline(py::module_& m) {
   pipeline::install_translator(&translate);
   bind_schedule(m);
-  py::class_<tenure::HostCount>(m, "HostCount").def(py::init<>());
-  m.def("host_counted", &tenure::host_counted);
+  py::class_<HostMeter>(m, "HostMeter").def(py::init<>()).def("read", &HostMeter::read);
   py::class_<pipeline::Pipeline>(m, "PipelineRuntime")
       .def(py::init(&make), py::arg("schedule"), py::arg("stages"), py::arg("up"), py::arg("down"),
            py::arg("side"), py::arg("timeout"), py::arg("strict"))

@@ -409,6 +409,78 @@ def export(
         typer.echo(_plain("\n".join(f"written to {shown_path(path)}" for path in made)))
 
 
+pipeline = typer.Typer(
+    help="Pipelines: what a schedule does on each rank, and what that costs.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(pipeline, name="pipeline")
+
+
+@pipeline.command()
+def show(
+    schedule: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE.csv",
+            help="gpipe, 1f1b, interleaved-1f1b, looped-bfs, zb-h1, zb-v, dualpipev, or a file of "
+            "one as torch.distributed.pipelining writes it.",
+        ),
+    ] = "1f1b",
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Of the pipeline.", show_default="4, or the file's")
+    ] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(min=1, help="Of a step.", show_default="8, or the file's")
+    ] = None,
+    chunks: Annotated[
+        int | None, typer.Option(min=1, help="Stages a rank.", show_default="the schedule's")
+    ] = None,
+    forward: Annotated[float, typer.Option(help="Time that a forward takes, in any unit.")] = 1.0,
+    input_backward: Annotated[
+        float, typer.Option(help="Time for the gradients of a stage's inputs.")
+    ] = 1.0,
+    weight_backward: Annotated[
+        float, typer.Option(help="Time for the gradients of its weights; B takes both times.")
+    ] = 1.0,
+    message: Annotated[float, typer.Option(help="Time from one rank to another.")] = 0.0,
+    size: Annotated[
+        str,
+        typer.Option(
+            "--bytes",
+            metavar="SIZE[,SIZE]",
+            help="What a microbatch takes on a stage after its forward, and while its weights "
+            "wait, by default as much: 120MiB,40MiB. Adds the most bytes in flight.",
+        ),
+    ] = "",
+    svg: Annotated[str, typer.Option("--svg", help="File for the drawing as a picture.")] = "",
+    csv: Annotated[str, typer.Option("--csv", help="File for the schedule, to edit.")] = "",
+) -> None:
+    """Draw a schedule: when each rank does what, what it has in flight, how long it idles.
+
+    A row is a rank and time runs to the right: F3 is the forward of microbatch 3, B3 its backward,
+    or I3 and W3 its halves, of inputs and of weights. Blank is idle time, the bubble.
+
+      tenure pipeline show --schedule zb-h1 --ranks 4 --microbatches 8
+
+      tenure pipeline show --schedule zb-v --bytes 120MiB,40MiB --svg zb-v.svg
+
+      tenure pipeline show --csv mine.csv && tenure pipeline show --schedule mine.csv
+    """
+    from tenure.inspect.verdicts import shown_path
+    from tenure.pipelining import showing as command
+    from tenure.pipelining.drawing import Costs
+
+    costs = Costs(forward, input_backward, weight_backward, message)
+    request = command.Request(schedule, ranks, microbatches, chunks, costs, size)
+    with _one_line_errors():
+        drawing = command.draw(request)
+        made = command.write(drawing, request, picture=svg, table=csv)
+        command.print_text(drawing)
+        for path in made:
+            typer.echo(_plain(f"written to {shown_path(path)}"))
+
+
 def _say_what_is_left_out(recordings: list[str]) -> Found:
     """Finds the recordings that are meant."""
     from tenure.inspect import recordings as reading

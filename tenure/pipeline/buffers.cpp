@@ -24,7 +24,7 @@ struct Buffers::Pool {
   std::multimap<Kind, c10::DataPtr, Before> free;
   int64_t held = 0;
   int64_t most_held = 0;
-  bool closed = false;
+  bool keeps = false;  // what comes back
 };
 
 namespace {
@@ -40,16 +40,13 @@ struct Lent {
 
 Buffers::Buffers() : pool_(std::make_shared<Pool>()) {}
 
-Buffers::~Buffers() {
-  trim();
-  const std::lock_guard lock(pool_->mutex);
-  pool_->closed = true;
-}
+Buffers::~Buffers() { trim(); }
 
 void Buffers::trim() {
   std::multimap<Pool::Kind, c10::DataPtr, Pool::Before> gone;  // dropped without the lock
   const std::lock_guard lock(pool_->mutex);
   gone.swap(pool_->free);
+  pool_->keeps = false;
   for (const auto& [kind, memory] : gone) {
     pool_->held -= static_cast<int64_t>(kind.second);
   }
@@ -80,6 +77,7 @@ at::Tensor Buffers::make(const Spec& spec, c10::Device device) {
   auto lent = std::make_unique<Lent>(Lent{.pool = pool_, .memory = {}, .bytes = bytes});
   {
     const std::lock_guard lock(pool_->mutex);
+    pool_->keeps = true;
     if (auto found = pool_->free.find({device, bytes}); found != pool_->free.end()) {
       lent->memory = std::move(found->second);
       pool_->free.erase(found);
@@ -97,7 +95,7 @@ at::Tensor Buffers::make(const Spec& spec, c10::Device device) {
     const std::unique_ptr<Lent> back(static_cast<Lent*>(context));
     auto& pool = *back->pool;
     const std::lock_guard lock(pool.mutex);
-    if (pool.closed) {
+    if (!pool.keeps) {
       pool.held -= static_cast<int64_t>(back->bytes);
       return;
     }

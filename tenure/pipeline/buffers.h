@@ -26,7 +26,7 @@ class Buffers {
   // Undefined for a spec without a tensor.
   at::Tensor make(const Spec& spec, c10::Device device);
 
-  // Gives back what is free. What is in use goes by itself.
+  // Gives back what is free. What is in use goes by itself when it comes back, until the next make.
   void trim();
 
   // How often memory was given out, and so which generation the last one is.

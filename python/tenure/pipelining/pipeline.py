@@ -71,6 +71,7 @@ class Pipeline:
         timeout: float = 300.0,
         strict: bool = False,
     ) -> None:
+        """All ranks of the group call it. Raises InputError if they do not say the same."""
         modules = [stage] if isinstance(stage, nn.Module) else list(stage)
         if not modules or not all(callable(module) for module in modules):
             raise InputError(f"stage is a module or a list of modules, not {stage!r}")
@@ -89,7 +90,7 @@ class Pipeline:
         ranks = dist.get_process_group_ranks(found)
         self.schedule = _schedule_of(schedule, len(ranks), microbatches, len(modules))
         device = next((p.device for module in modules for p in module.parameters()), None)
-        up, down, side = _groups(found, ranks, device or torch.device("cpu"), timeout)
+        up, down, side = _groups(ranks, device or torch.device("cpu"), timeout)
         _require_same(self.schedule, side)
         self.rank = dist.get_rank(found)
         self.microbatches = self.schedule.microbatches
@@ -252,7 +253,7 @@ def _schedule_of(
 
 
 def _groups(
-    group: dist.ProcessGroup, ranks: list[int], device: torch.device, timeout: float
+    ranks: list[int], device: torch.device, timeout: float
 ) -> tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup]:
     """Groups of the same ranks: to higher ranks, to lower ranks, and one on the host.
 

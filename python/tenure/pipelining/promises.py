@@ -28,6 +28,7 @@ class Bound:
     """Messages under way to one peer in one direction, at most."""
 
     def __str__(self) -> str:
+        """On one line."""
         size = f", {_C.bytes_text(self.bytes)}" if self.bytes is not None else ""
         wait = f" ({self.waiting} waiting for weights)" if self.waiting else ""
         return f"rank {self.rank}: at most {self.in_flight} microbatches in flight{wait}{size}"
@@ -54,6 +55,7 @@ class PipelineStats:
     receive_buffer_bytes: int
 
     def __str__(self) -> str:
+        """On one line."""
         peak = f", {_C.bytes_text(self.peak_bytes)}" if self.peak_bytes is not None else ""
         return (
             f"rank {self.rank}: {self.in_flight} microbatches in flight{peak}; "

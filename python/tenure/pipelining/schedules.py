@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,18 +11,19 @@ from tenure import _C
 from tenure.errors import InputError
 from tenure.pipelining.promises import Bound
 
-__all__ = ["Action", "Schedule", "schedule", "schedule_names"]
+__all__ = ["Action", "Schedule", "Span", "Timeline", "schedule", "schedule_names"]
 
 
 @dataclass(frozen=True)
 class Action:
-    """One thing that a rank does. `kind` is F, B, or the halves of B: I (inputs) and W (weights)."""
+    """One thing that a rank does: F, B, or the halves of B: I for inputs and W for weights."""
 
     stage: int
     kind: str
     microbatch: int
 
     def __str__(self) -> str:
+        """As in a CSV file: ``2F0``."""
         return f"{self.stage}{self.kind}{self.microbatch}"
 
 
@@ -35,6 +36,17 @@ class Span:
     end: float
 
 
+@dataclass(frozen=True)
+class Timeline:
+    """When ranks do what."""
+
+    spans: dict[int, list[Span]]
+    """By rank."""
+    bubbles: list[float]
+    """By rank: the part of the time in which it has nothing to do."""
+    length: float
+
+
 class Schedule:
     """What each rank of a pipeline does, in order.
 
@@ -42,26 +54,32 @@ class Schedule:
     """
 
     def __init__(self, data: _C.Schedule) -> None:
+        """Made by :func:`schedule`."""
         self.data = data
 
     @property
     def name(self) -> str:
+        """What it is called."""
         return self.data.name
 
     @property
     def ranks(self) -> int:
+        """How many ranks it is for."""
         return self.data.ranks
 
     @property
     def stages(self) -> int:
+        """How many stages the model has."""
         return self.data.stages
 
     @property
     def microbatches(self) -> int:
+        """How many microbatches a step has."""
         return self.data.microbatches
 
     @cached_property
     def rank_of_stage(self) -> list[int]:
+        """By stage."""
         return self.data.rank_of_stage
 
     def stages_of(self, rank: int) -> list[int]:
@@ -91,29 +109,31 @@ class Schedule:
             )
         return self.data.peak_bytes(rank, bytes)
 
-    def bubble(
-        self,
-        forward: float = 1,
-        input_backward: float = 1,
-        weight_backward: float = 1,
-        message: float = 0,
-    ) -> list[float]:
-        """The part of the time in which each rank has nothing to do, for what actions take."""
-        return self.data.timeline(forward, input_backward, weight_backward, message)[1]
-
     def timeline(
         self,
         forward: float = 1,
         input_backward: float = 1,
         weight_backward: float = 1,
         message: float = 0,
-    ) -> Iterator[list[Span]]:
-        """For each rank when each of its actions runs, if each takes as long as said."""
-        spans, *_ = self.data.timeline(forward, input_backward, weight_backward, message)
-        for rank, row in enumerate(spans):
-            yield [
-                Span(action, *span) for action, span in zip(self.actions(rank), row, strict=True)
-            ]
+        ranks: Sequence[int] | None = None,
+    ) -> Timeline:
+        """When each action runs, if each takes as long as said and nobody waits but for others.
+
+        Args:
+            forward: What a forward takes, in any unit.
+            input_backward: What the first half of a backward takes.
+            weight_backward: What the second half takes.
+            message: What it takes until another rank has a tensor.
+            ranks: Of which ranks the spans are wanted; by default of all.
+        """
+        wanted = list(range(self.ranks)) if ranks is None else list(ranks)
+        costs = forward, input_backward, weight_backward, message
+        spans, bubbles, length = self.data.timeline(*costs, wanted)
+        rows = {
+            rank: [Span(one, *times) for one, times in zip(self.actions(rank), row, strict=True)]
+            for rank, row in zip(wanted, spans, strict=True)
+        }
+        return Timeline(rows, bubbles, length)
 
     def csv(self) -> str:
         """As :mod:`torch.distributed.pipelining` reads it: a row a rank, a cell an action."""

@@ -6,10 +6,10 @@ from functools import cache
 
 import pytest
 import torch
-from ranks import run_ranks
 from torch import nn
 
 import tenure
+from ranks import run_ranks
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v", "dualpipev"]
 MICROBATCHES, STEPS = 8, 30

@@ -1,0 +1,257 @@
+"""What a pipeline costs beside torch.distributed.pipelining: ranks on Gloo, one thread each.
+
+    python bench/pipeline.py [--ranks 2] [--microbatches 8] [--rounds 7] [--schedules 1f1b,zb-h1]
+
+The same model, schedule and microbatches under both, in turn in the same processes; the figure is
+the median over rounds of the ratio of the two. The model is a stack of GPT blocks of width 256,
+rows of 128 tokens, four rows a microbatch. The peak is the most bytes that tensors had in a step
+above what there was at its begin, as the allocator counts them, on the rank where it is highest:
+activations, what is under way between ranks, and gradients, which are the same for both. `bound` is
+what the schedule promises of that for activations alone. Receive buffers are those that a runtime
+holds on to, at most.
+"""
+
+from __future__ import annotations
+
+import sys
+
+sys.path.append(sys.path.pop(0))  # last, for a file here has the name of one of Python's modules
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import models
+import tables
+import torch
+from torch import distributed as dist
+from torch import multiprocessing, nn
+from torch.distributed import pipelining as theirs
+
+import tenure
+from tenure import _C
+
+WIDTH, LENGTH, ROWS = 256, 128, 4
+SCHEDULES = {
+    "gpipe": theirs.ScheduleGPipe,
+    "1f1b": theirs.Schedule1F1B,
+    "interleaved-1f1b": theirs.ScheduleInterleaved1F1B,
+    "looped-bfs": theirs.ScheduleLoopedBFS,
+    "zb-h1": theirs.ScheduleInterleavedZeroBubble,
+    "zb-v": theirs.ScheduleZBVZeroBubble,
+    "dualpipev": theirs.schedules.ScheduleDualPipeV,
+}
+Step = Callable[[], None]
+
+
+class Arm:
+    """One runtime with its model."""
+
+    def __init__(self, stages: list[nn.Module], step: Step, held: Callable[[], int]) -> None:
+        self.stages, self.step, self.held = stages, step, held
+
+    def run(self) -> None:
+        for stage in self.stages:
+            stage.zero_grad()
+        self.step()
+
+
+def layers(schedule: tenure.pipelining.Schedule, rank: int, blocks: int) -> list[nn.Module]:
+    torch.manual_seed(0)
+    each = blocks // schedule.stages
+    all_of_them = [
+        nn.Sequential(*(models.GptBlock(WIDTH, 4) for _ in range(each)))
+        for _ in range(schedule.stages)
+    ]
+    return [all_of_them[number] for number in schedule.stages_of(rank)]
+
+
+def mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
+
+
+def ours(schedule: tenure.pipelining.Schedule, rank: int, options: argparse.Namespace) -> Arm:
+    stages = layers(schedule, rank, options.blocks)
+    pipe = tenure.Pipeline(stages, schedule, schedule.microbatches, loss=mean)
+    x, y = data(schedule.microbatches)
+    return Arm(stages, lambda: pipe.step(x, target=y), lambda: pipe.stats().receive_buffer_bytes)
+
+
+def torchs(schedule: tenure.pipelining.Schedule, rank: int, options: argparse.Namespace) -> Arm:
+    stages = layers(schedule, rank, options.blocks)
+    numbers = schedule.stages_of(rank)
+    parts = [
+        theirs.PipelineStage(module, number, schedule.stages, torch.device("cpu"))
+        for module, number in zip(stages, numbers, strict=True)
+    ]
+    kind = SCHEDULES[schedule.name]
+    single = issubclass(kind, theirs.schedules.PipelineScheduleSingle)
+    made = kind(parts[0] if single else parts, schedule.microbatches, loss_fn=mean)
+    x, y = data(schedule.microbatches)
+    first, last = 0 in numbers, schedule.stages - 1 in numbers
+
+    def step() -> None:
+        made.step(*((x,) if first else ()), target=y if last else None)
+
+    def held() -> int:
+        return sum(received_bytes(part) for part in parts)
+
+    return Arm(stages, step, held)
+
+
+def received_bytes(stage: object) -> int:
+    """What a stage of torch's keeps to receive into."""
+    buffers = []
+    for infos in (getattr(stage, "args_recv_info", {}), getattr(stage, "grad_recv_info", {})):
+        for group in infos.values():
+            buffers += [getattr(info, "buffer", None) for info in group]
+    return sum(one.nbytes for one in buffers if isinstance(one, torch.Tensor))
+
+
+def data(microbatches: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    shape = (ROWS * microbatches, LENGTH, WIDTH)
+    return torch.randn(shape, generator=draw), torch.randn(shape, generator=draw)
+
+
+def begin(rank: int, world: int, store: str) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(store, world),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(minutes=5),
+    )
+
+
+ARMS = {"tenure": ours, "torch": torchs}
+
+
+def timed(rank: int, world: int, store: str, name: str, options: argparse.Namespace, out: Path):
+    """Both in turn."""
+    begin(rank, world, store)
+    schedule = tenure.pipelining.schedule(name, world, options.microbatches)
+    arms = {arm: make(schedule, rank, options) for arm, make in ARMS.items()}
+    for arm in arms.values():
+        for _ in range(2):
+            arm.run()
+    same = [
+        torch.equal(mine.grad, other.grad / schedule.microbatches)
+        or torch.allclose(mine.grad, other.grad, rtol=1e-4, atol=1e-7)
+        for mine, other in zip(
+            *([p for stage in arms[arm].stages for p in stage.parameters()] for arm in ARMS),
+            strict=True,
+        )
+    ]
+    assert all(same), "the two do not find the same gradients"
+    times: dict[str, list[float]] = {arm: [] for arm in arms}
+    for number in range(options.rounds):
+        for arm in list(arms) if number % 2 else reversed(arms):
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(options.steps):
+                arms[arm].run()
+            dist.barrier()
+            times[arm].append((time.perf_counter() - start) / options.steps)
+    if rank == 0:
+        torch.save(times, out)
+    dist.destroy_process_group()
+
+
+def weighed(
+    rank: int, world: int, store: str, name: str, arm: str, options: argparse.Namespace, out: Path
+):
+    """The peak, in processes that have nothing else."""
+    begin(rank, world, store)
+    schedule = tenure.pipelining.schedule(name, world, options.microbatches)
+    meter = _C.HostMeter()
+    one = ARMS[arm](schedule, rank, options)
+    peaks = []
+    for _ in range(4):
+        for stage in one.stages:
+            stage.zero_grad()
+        start, _ = meter.read()
+        one.step()
+        peaks.append(meter.read()[1] - start)
+    gradients = sum(p.nbytes for stage in one.stages for p in stage.parameters())
+    # The activations of one microbatch on each stage, from a forward outside of any schedule.
+    lone = []
+    for stage in one.stages:
+        x = torch.randn(ROWS, LENGTH, WIDTH, requires_grad=True)
+        before, _ = meter.read()
+        made = stage(x)
+        lone.append((meter.read()[0] - before, meter.read()[0] - before))
+        del made
+    told = {
+        "peak": peaks[-1] - gradients,
+        "held": one.held(),
+        "bound": schedule.peak_bytes(rank, lone),
+        "in_flight": schedule.bound(rank).in_flight,
+    }
+    all_told: list[dict[str, int] | None] = [None] * world
+    dist.all_gather_object(all_told, told)
+    if rank == 0:
+        torch.save(all_told, out)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--blocks", type=int, default=8, help="in all stages together")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=1, help="steps of an arm in a round")
+    parser.add_argument("--schedules", default=",".join(SCHEDULES))
+    options = parser.parse_args()
+    names = options.schedules.split(",")
+    if unknown := [name for name in names if name not in SCHEDULES]:
+        sys.exit(f"no such schedule: {unknown[0]}; there are {', '.join(SCHEDULES)}")
+    columns = ["schedule", "ms a step", "torch", "ratio", "peak MB", "torch", "bound"]
+    table = tables.Table(
+        f"pipeline-{options.ranks}", [*columns, "receive MB", "torch", "in flight"]
+    )
+    world = options.ranks
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "out"
+            given = (world, f"{folder}/store", name, options, out)
+            multiprocessing.spawn(timed, given, nprocs=world)
+            times: dict[str, list[float]] = torch.load(out)
+            weights: dict[str, list[dict[str, int]]] = {}
+            for arm in ARMS:
+                given = (world, f"{folder}/{arm}", name, arm, options, out)
+                multiprocessing.spawn(weighed, given, nprocs=world)
+                weights[arm] = torch.load(out)
+        add(table, name, times, weights)
+    table.show()
+
+
+def add(
+    table: tables.Table,
+    name: str,
+    times: dict[str, list[float]],
+    weights: dict[str, list[dict[str, int]]],
+) -> None:
+    ratio = statistics.median(a / b for a, b in zip(times["tenure"], times["torch"], strict=True))
+    most = {arm: max(told, key=lambda one: one["peak"]) for arm, told in weights.items()}
+    held = {arm: max(one["held"] for one in told) for arm, told in weights.items()}
+    cells = [name]
+    cells += [f"{1e3 * statistics.median(times[arm]):.0f}" for arm in ARMS]
+    cells.append(f"{ratio:.3f}")
+    cells += [f"{most[arm]['peak'] / 1e6:.1f}" for arm in ARMS]
+    cells.append(f"{most['tenure']['bound'] / 1e6:.1f}")
+    cells += [f"{held[arm] / 1e6:.1f}" for arm in ARMS]
+    cells.append("/".join(str(one["in_flight"]) for one in weights["tenure"]))
+    table.add(cells, schedule=name, seconds=times, ratio=ratio, memory=weights)
+
+
+if __name__ == "__main__":
+    main()

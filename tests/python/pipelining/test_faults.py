@@ -1,0 +1,200 @@
+"""Steps that fail: every rank hears of it by name, nothing is left, and the next step is right."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+
+import tenure
+from ranks import run_ranks
+from tenure import _C
+
+
+class Failing(torch.autograd.Function):
+    """Does nothing, and fails in backward when it is told to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, stage: Stage) -> torch.Tensor:
+        ctx.stage, ctx.microbatch = stage, stage.calls
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.stage.fails == ("B", ctx.microbatch):
+            raise ValueError("no backward today")
+        return gradient, None
+
+
+class Stage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+        self.fails: tuple[str, int] | None = None
+        self.calls = -1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.fails == ("F", self.calls):
+            raise ValueError("no forward today")
+        if self.fails == ("W", self.calls):
+            hook = self.up.weight.register_hook(_refuse)
+            self.hooks = [hook]
+        return Failing.apply(self.down(self.up(x).relu()), self)
+
+
+def _refuse(_gradient: torch.Tensor) -> None:
+    raise ValueError("no weights today")
+
+
+def mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
+
+
+def setting(schedule: str, rank: int, ranks: int) -> tuple[list[Stage], tenure.Pipeline]:
+    torch.manual_seed(rank)
+    count = len(tenure.pipelining.schedule(schedule, ranks, 8).stages_of(rank))
+    stages = [Stage() for _ in range(count)]
+    return stages, tenure.Pipeline(stages, schedule, 8, loss=mean, strict=True, timeout=30)
+
+
+def run(stages: list[Stage], pipe: tenure.Pipeline) -> None:
+    for stage in stages:
+        stage.calls = -1
+        stage.zero_grad()
+    draw = torch.Generator().manual_seed(1)
+    x, y = torch.randn(32, 64, generator=draw), torch.randn(32, 64, generator=draw)
+    pipe.step(x, target=y)
+
+
+def gradients(stages: list[Stage]) -> list[torch.Tensor]:
+    return [p.grad.clone() for stage in stages for p in stage.parameters()]
+
+
+def forget(stages: list[Stage]) -> None:
+    for stage in stages:
+        stage.zero_grad()
+        stage.fails = None
+        for hook in stage.__dict__.pop("hooks", ()):
+            hook.remove()
+
+
+def failures(rank: int, ranks: int, schedule: str) -> list[tuple[str, str, int]]:
+    meter = _C.HostMeter()
+    stages, pipe = setting(schedule, rank, ranks)
+    run(stages, pipe)
+    right = gradients(stages)
+    forget(stages)
+    start = meter.read()[0]
+    said = []
+    for kind in ("F", "B", "W"):
+        for culprit in range(ranks):
+            for microbatch in (0, 3, 7):
+                if rank == culprit:
+                    stages[-1].fails = (kind, microbatch)
+                try:
+                    run(stages, pipe)
+                except (ValueError, tenure.CollectiveError) as error:
+                    notes = " ".join(getattr(error, "__notes__", ()))
+                    text = f"{type(error).__name__}: {error} {notes}"
+                else:
+                    text = "nothing"
+                forget(stages)
+                said.append((f"{kind}{culprit}.{microbatch}", text, meter.read()[0] - start))
+                dist.barrier()
+    run(stages, pipe)
+    for ours, wanted in zip(gradients(stages), right, strict=True):
+        assert torch.equal(ours, wanted)
+    assert pipe.stats().failed_steps == sum(text != "nothing" for _, text, _ in said)
+    return said
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+def test_a_failure_at_any_action_is_named_everywhere_and_leaves_nothing(schedule: str) -> None:
+    found = run_ranks(failures, 2, schedule, timeout=90)
+    words = {"F": "no forward today", "B": "no backward today", "W": "no weights today"}
+    for rank, said in enumerate(found):
+        for case, text, left in said:
+            kind, culprit, microbatch = case[0], int(case[1]), int(case[3])
+            assert left == 0, (rank, case)
+            if text == "nothing":  # it was done with its messages before the other one failed
+                assert rank != culprit
+                assert microbatch == 7
+                continue
+            assert words[kind] in text, (rank, case, text)
+            if rank == culprit:
+                assert text.startswith("ValueError")
+                assert f"rank {culprit}, in the " in text
+            else:
+                assert text.startswith("CollectiveError")
+                assert f"rank {culprit} failed in the " in text
+                assert "of stage" in text
+                if kind == "F":
+                    assert f"microbatch {microbatch}" in text
+
+
+def forward_only(rank: int, ranks: int) -> list[int]:
+    meter = _C.HostMeter()
+    _, pipe = setting("1f1b", rank, ranks)
+    levels = []
+    for _ in range(5):
+        made = pipe.eval(torch.ones(32, 64))
+        assert (made is None) == (rank != ranks - 1)
+        if made is not None:
+            assert made.shape == (32, 64)
+        del made
+        levels.append(meter.read()[0])
+    return levels
+
+
+def test_forward_only_steps_leave_nothing() -> None:
+    for levels in run_ranks(forward_only, 2):
+        assert levels == [levels[0]] * 5
+
+
+def killed(rank: int, ranks: int) -> str:
+    stages, pipe = setting("1f1b", rank, ranks)
+    run(stages, pipe)
+    if rank == 1:
+        stages[0].register_forward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    try:
+        run(stages, pipe)
+    except tenure.CollectiveError as error:
+        text = str(error)
+    try:
+        run(stages, pipe)
+    except tenure.CollectiveError as error:
+        text += f" | {error}"
+    print("SAID", text, flush=True)
+    os._exit(0)
+
+
+def test_a_killed_rank_is_named_by_the_others() -> None:
+    with pytest.raises(AssertionError) as caught:
+        run_ranks(killed, 3, timeout=60)
+    said = [line for line in str(caught.value).splitlines() if "SAID" in line]
+    assert len(said) == 2
+    for line in said:
+        assert "rank 1 ended" in line
+        assert "this pipeline cannot go on" in line
+
+
+def refused(rank: int, ranks: int) -> str:
+    stages, pipe = setting("1f1b", rank, ranks)
+    try:
+        pipe.step(torch.ones(3 if rank == 0 else 32, 64), target=torch.ones(32, 64))
+    except (tenure.InputError, tenure.CollectiveError) as error:
+        said = str(error)
+    run(stages, pipe)
+    return said
+
+
+def test_a_batch_that_cannot_be_split_ends_the_step_everywhere() -> None:
+    first, second = run_ranks(refused, 2)
+    assert first.startswith("the batch has 3 rows, too few for 8 microbatches")
+    assert second.startswith("rank 0 failed at the begin of the step: InputError: the batch has 3")

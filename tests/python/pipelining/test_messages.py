@@ -1,0 +1,131 @@
+"""What goes between stages: any dtype, several tensors or none, other shapes at any time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tenure
+from ranks import run_ranks
+
+
+class Front(nn.Module):
+    """Makes what a case says of its input."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.case = case
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        a, b = self.first(x), self.second(x)
+        return {
+            "one": a,
+            "two": (a, b),
+            "integers": (a, x.argmax(dim=1)),
+            "unused": (a, b),
+            "none": (a, None, b),
+            "bfloat16": a.to(torch.bfloat16),
+            "complex": torch.complex(a, b),
+            "mask": (a, a.detach() > 0, torch.tensor(3.0)),
+            "empty": (a, a[:0]),
+            "transposed": a.t(),
+            "detached": a.detach(),
+            "alias": (a, a),
+        }[self.case]
+
+
+class Back(nn.Module):
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.case = case
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, *given: Any) -> torch.Tensor:
+        a = given[0]
+        if self.case in ("two", "alias"):
+            a = a * given[1]
+        if self.case == "none":
+            assert given[1] is None
+            a = a + given[2]
+        if self.case == "integers":
+            assert given[1].dtype == torch.int64
+            a = a * given[1].unsqueeze(1)
+        if self.case == "mask":
+            assert given[1].dtype == torch.bool
+            a = a * given[1] * given[2]
+        if self.case == "empty":
+            assert given[1].shape[0] == 0
+            a = a + given[1].sum()
+        if self.case == "complex":
+            a = a.real * a.imag
+        if self.case == "transposed":
+            a = a.t()
+        return self.last(a.float())
+
+
+CASES = [
+    *("one", "two", "integers", "unused", "none", "bfloat16", "complex", "mask", "empty"),
+    *("transposed", "detached", "alias"),
+]
+
+
+def mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
+
+
+def stages(case: str) -> list[nn.Module]:
+    torch.manual_seed(3)
+    return [Front(case), Back(case)]
+
+
+def data(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(rows)
+    return torch.randn(rows, 4, generator=draw), torch.randn(rows, 4, generator=draw)
+
+
+def gradients(module: nn.Module) -> list[torch.Tensor | None]:
+    return [p.grad.clone() if p.grad is not None else None for p in module.parameters()]
+
+
+def every_case(rank: int, _ranks: int, schedule: str) -> dict[str, Any]:
+    out = {}
+    for case in CASES:
+        module = stages(case)[rank]
+        pipe = tenure.Pipeline(module, schedule, 4, loss=mean, strict=True, timeout=30)
+        for rows in (8, 8, 6, 8):  # 6 rows are microbatches of 2, 2, 1 and 1
+            module.zero_grad()
+            x, y = data(rows)
+            pipe.step(x, target=y)
+            out[f"{case}-{rows}"] = gradients(module)
+        assert pipe.stats().changed_messages > 0
+        before = pipe.stats().changed_messages
+        pipe.step(*data(8)[:1], target=data(8)[1])
+        assert pipe.stats().changed_messages == before
+    return out
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_every_kind_of_message(schedule: str) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    found = run_ranks(every_case, 2, schedule, timeout=60)
+    for case in CASES:
+        for rows in (8, 6):
+            front, back = stages(case)
+            x, y = data(rows)
+            for one, target in zip(x.tensor_split(4), y.tensor_split(4), strict=True):
+                made = front(one)
+                loss = mean(back(*(made if isinstance(made, tuple) else (made,))), target)
+                loss.backward(torch.tensor(len(one) / rows))
+            for rank, module in enumerate((front, back)):
+                for ours, theirs in zip(
+                    found[rank][f"{case}-{rows}"], gradients(module), strict=True
+                ):
+                    assert (ours is None) == (theirs is None), case
+                    if ours is not None:
+                        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, msg=case)
+    torch.set_num_threads(threads)
