@@ -15,3 +15,4 @@ void bind_sample(pybind11::module_& m);
 void bind_scopes(pybind11::module_& m);
 void bind_shard(pybind11::module_& m);
 void bind_storage(pybind11::module_& m);
+void bind_train(pybind11::module_& m);

@@ -15,6 +15,7 @@ PYBIND11_MODULE(_C, m) {
   bind_offload(m);
   bind_shard(m);
   bind_pipeline(m);
+  bind_train(m);
   // Called when the interpreter has ended: deleters that need it must not run after this.
   Py_AtExit([] { tenure::forget_storages_from_now_on(); });
 }

@@ -781,3 +781,122 @@ class Sharder:
         self, unit: int, flat: int, pieces: list[torch.Tensor | None]
     ) -> list[torch.Tensor]: ...
     def stats(self) -> ShardStats: ...
+
+# train
+class TrainRopeScaling:
+    factor: float
+    low: float
+    high: float
+    original_context: int
+    def __init__(
+        self, *, factor: float, low: float, high: float, original_context: int
+    ) -> None: ...
+
+class TrainConfig:
+    layers: int
+    heads: int
+    kv_heads: int
+    width: int
+    hidden: int
+    vocab: int
+    context: int
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: TrainRopeScaling | None
+    def __init__(
+        self,
+        *,
+        kind: str,
+        layers: int,
+        heads: int,
+        kv_heads: int,
+        width: int,
+        hidden: int,
+        vocab: int,
+        context: int,
+        norm_eps: float = 1e-5,
+        tied: bool = True,
+        rope_theta: float = 500000.0,
+        rope_scaling: TrainRopeScaling | None = None,
+    ) -> None: ...
+    @staticmethod
+    def named(kind: str, size: str) -> TrainConfig: ...
+    @staticmethod
+    def read(path: str) -> TrainConfig: ...
+    def write(self, path: str) -> None: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def tied(self) -> bool: ...
+
+class TrainStage:
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        layers: tuple[int, int] | None = None,
+        device: torch.device = ...,
+        seed: int | None = None,
+    ) -> None: ...
+    def forward(self, x: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+    def named_weights(self) -> list[tuple[str, torch.Tensor]]: ...
+    def tied_weight(self) -> torch.Tensor | None: ...
+    def load(self, path: str) -> None: ...
+    def sample(
+        self,
+        prompt: list[int],
+        *,
+        count: int,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
+    ) -> list[int]: ...
+
+def train_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor: ...
+def train_split_layers(layers: int, stages: int) -> list[tuple[int, int]]: ...
+def train_read_safetensors(path: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]: ...
+def train_write_safetensors(
+    path: str, weights: list[tuple[str, torch.Tensor]], metadata: dict[str, str]
+) -> None: ...
+
+class TrainTokens:
+    @staticmethod
+    def open(path: str, most_bytes: int = ...) -> TrainTokens: ...
+    def __len__(self) -> int: ...
+    def read(self, first: int, count: int) -> list[int]: ...
+    def split(self, fraction: float) -> tuple[TrainTokens, TrainTokens]: ...
+
+class TrainBatches:
+    def __init__(
+        self,
+        tokens: TrainTokens,
+        *,
+        rows: int,
+        length: int,
+        rank: int = 0,
+        ranks: int = 1,
+        seed: int = 0,
+        vocab: int = 256,
+    ) -> None: ...
+    def next(self) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def seek(self, position: int) -> None: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def windows(self) -> int: ...
+
+class TrainAdamW:
+    def __init__(
+        self,
+        weights: list[tuple[str, torch.Tensor]],
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.95,
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+    ) -> None: ...
+    def step(self, learning_rate: float) -> None: ...
+    def zero_grad(self) -> None: ...
+    def state(self) -> list[tuple[str, torch.Tensor]]: ...
+    def load_state(self, state: list[tuple[str, torch.Tensor]]) -> None: ...
