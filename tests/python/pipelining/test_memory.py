@@ -1,0 +1,189 @@
+"""The bound holds: what the allocator gave out is what the schedule promises, and none of it stays."""
+
+from __future__ import annotations
+
+import gc
+import math
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tenure
+from ranks import run_ranks
+from tenure import _C, pipelining
+
+SCHEDULES = pipelining.schedule_names()
+MICROBATCHES, ROWS = 8, 4
+
+
+class Wide(nn.Module):
+    """Keeps a thousand times what it passes on, so that microbatches are what is measured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8192), nn.Linear(8192, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.sigmoid(self.up(x)))
+
+
+def mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
+
+
+def lone_forward() -> int:
+    """Bytes that a microbatch leaves on a stage, from a forward outside of any schedule."""
+    meter, stage = _C.HostMeter(), Wide()
+    x = torch.randn(ROWS, 8, requires_grad=True)
+    before, _ = meter.read()
+    made = stage(x)
+    bytes_of_it = meter.read()[0] - before
+    del made
+    return bytes_of_it
+
+
+def measured(rank: int, ranks: int) -> dict[str, tuple[tenure.pipelining.Bound, Any, int]]:
+    whole, out = lone_forward(), {}
+    x, y = torch.randn(ROWS * MICROBATCHES, 8), torch.randn(ROWS * MICROBATCHES, 8)
+    for name in SCHEDULES:
+        schedule = pipelining.schedule(name, ranks, MICROBATCHES)
+        stages = [Wide() for _ in schedule.stages_of(rank)]
+        pipe = tenure.Pipeline(stages, name, MICROBATCHES, loss=mean, strict=True, timeout=30)
+        for _ in range(3):
+            for stage in stages:
+                stage.zero_grad()
+            pipe.step(x, target=y)
+        out[name] = pipe.bound(), pipe.stats(), whole
+    return out
+
+
+@cache
+def results(ranks: int) -> list[dict[str, Any]]:
+    return run_ranks(measured, ranks, timeout=90)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_peak_is_the_bound(name: str, ranks: int) -> None:
+    schedule = pipelining.schedule(name, ranks, MICROBATCHES)
+    for rank, result in enumerate(results(ranks)):
+        bound, stats, whole = result[name]
+        promised = schedule.bound(rank)
+        assert (stats.in_flight, stats.waiting) == (promised.in_flight, promised.waiting)
+        # The lone forward knows the whole. What waits for its weights is the inputs of products and
+        # the gradients of their outputs: here one and one of what the forward kept one of.
+        waiting = [waits for _, waits in bound.microbatch_bytes]
+        assert all(0 <= waits <= 2.05 * whole for waits in waiting)
+        least = schedule.peak_bytes(rank, [(whole, waits) for waits in waiting])
+        assert math.isclose(stats.peak_bytes, least, rel_tol=0.02), (rank, stats, least)
+
+
+def many_steps(rank: int, _ranks: int) -> list[int]:
+    meter, stage = _C.HostMeter(), Wide()
+    optimizer = torch.optim.SGD(stage.parameters(), lr=1e-3)
+    pipe = tenure.Pipeline(stage, "1f1b", 4, loss=mean, strict=True, timeout=30)
+    levels = []
+    for step in range(300):
+        rows = ROWS * 4 - step % 3  # the last microbatches are smaller at times
+        pipe.step(torch.randn(rows, 8), target=torch.randn(rows, 8))
+        optimizer.step()
+        optimizer.zero_grad()
+        levels.append(meter.read()[0])
+    assert rank == pipe.rank
+    return levels
+
+
+def test_300_steps_end_where_they_began() -> None:
+    for levels in run_ranks(many_steps, 2, timeout=90):
+        assert set(levels[3:]) == {levels[3]}
+
+
+def left_behind(rank: int, _ranks: int) -> str:
+    kept: list[torch.Tensor] = []
+
+    class Keeping(Wide):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = super().forward(x)
+            if rank == 0:
+                kept.append(made)
+            return made
+
+    pipe = tenure.Pipeline(Keeping(), "1f1b", 4, loss=mean, strict=True, timeout=30)
+    x = torch.randn(ROWS * 4, 8)
+    said = "nothing"
+    for _ in range(3):
+        try:
+            pipe.step(x, target=x)
+        except tenure.BudgetError as error:
+            said = str(error)
+            break
+        except tenure.CollectiveError:
+            break
+    return said
+
+
+def test_a_stage_that_keeps_its_outputs_is_told_of() -> None:
+    first, _ = run_ranks(left_behind, 2)
+    assert "rank 0" in first
+    assert "microbatches" in first
+
+
+def read_later(rank: int, _ranks: int) -> str:
+    kept: list[torch.Tensor] = []
+
+    class Keeping(Wide):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept.append(x)
+            return super().forward(x)
+
+    pipe = tenure.Pipeline(Keeping(), "1f1b", 2, loss=mean, timeout=30)
+    pipe.step(torch.randn(8, 8), target=torch.randn(8, 8))
+    if rank == 0:
+        return ""
+    try:
+        kept[0].sum()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def test_reading_a_received_tensor_after_its_microbatch_is_an_error_that_names_it() -> None:
+    _, said = run_ranks(read_later, 2)
+    assert said.startswith("UseAfterRelease")
+    assert "at the end of microbatch 0 on stage 1" in said
+
+
+class Receive(torch.autograd.Function):
+    """Seed 003's cycle: a node that holds the tensor whose node it is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.received = x.clone()
+        return ctx.received
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class Cyclic(Wide):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(Receive.apply(x))
+
+
+def cycles(rank: int, _ranks: int) -> list[str]:
+    gc.disable()
+    with tenure.watch(quiet=True, level="trace"):
+        pipe = tenure.Pipeline(Cyclic(), "1f1b", 2, loss=mean, timeout=30)
+        for _ in range(3):
+            pipe.step(torch.randn(512, 8), target=torch.randn(512, 8))
+        found = tenure.census().cycles
+    return [str(one) for one in found] if rank == 1 else []
+
+
+def test_a_users_cycle_on_top_of_our_channels_is_found_with_its_path() -> None:
+    _, found = run_ranks(cycles, 2)
+    assert any("Receive ctx" in one and "count=6" in one for one in found), found
