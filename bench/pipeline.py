@@ -3,8 +3,8 @@
     python bench/pipeline.py [--ranks 2] [--microbatches 8] [--rounds 7] [--schedules 1f1b,zb-h1]
 
 The same model, schedule and microbatches under both, in turn in the same processes; the figure is
-the median over rounds of the ratio of the two. The model is a stack of GPT blocks of width 256,
-rows of 128 tokens, four rows a microbatch. The peak is the most bytes that tensors had in a step
+the median over rounds of the ratio of the two. The model is a stack of GPT blocks of width 128,
+rows of 64 tokens, two rows a microbatch. The peak is the most bytes that tensors had in a step
 above what there was at its begin, as the allocator counts them, on the rank where it is highest:
 activations, what is under way between ranks, and gradients, which are the same for both. `bound` is
 what the schedule promises of that for activations alone. Receive buffers are those that a runtime
@@ -36,7 +36,7 @@ from torch.distributed import pipelining as theirs
 import tenure
 from tenure import _C
 
-WIDTH, LENGTH, ROWS = 256, 128, 4
+WIDTH, LENGTH, ROWS = 128, 64, 2
 SCHEDULES = {
     "gpipe": theirs.ScheduleGPipe,
     "1f1b": theirs.Schedule1F1B,
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--blocks", type=int, default=8, help="in all stages together")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=1, help="steps of an arm in a round")
+    parser.add_argument("--steps", type=int, default=4, help="steps of an arm in a round")
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
     options = parser.parse_args()
     names = options.schedules.split(",")

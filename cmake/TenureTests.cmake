@@ -25,6 +25,10 @@ function(tenure_register_tests target)
                        PROPERTIES TIMEOUT 300)
 endfunction()
 
+# Folders whose many small cases leave nothing behind, and run in one process: starting one takes
+# longer than they do.
+set(TENURE_TESTS_AT_ONCE pipeline train)
+
 function(tenure_add_tests folder)
   file(GLOB sources CONFIGURE_DEPENDS tests/cpp/${folder}/*.cpp)
   if(NOT sources)
@@ -41,7 +45,12 @@ function(tenure_add_tests folder)
                       $<TARGET_NAME_IF_EXISTS:fake_accelerator> GTest::gtest_main)
   target_link_options(${target} PRIVATE LINKER:--as-needed)
   tenure_precompile(${target} <ATen/core/Tensor.h> <gtest/gtest.h>)
-  tenure_register_tests(${target})
+  if(folder IN_LIST TENURE_TESTS_AT_ONCE)
+    add_test(NAME ${folder} COMMAND ${target})
+    set_tests_properties(${folder} PROPERTIES TIMEOUT 300)
+  else()
+    tenure_register_tests(${target})
+  endif()
 endfunction()
 
 # tenure_add_torch_free_tests(TARGET OPTION...): tests/cpp/concurrency, compiled with these options.

@@ -2,7 +2,9 @@
 #include <tenure/pipeline/pipeline.h>
 
 #include "bindings.h"
+#include <tenure/core/error.h>
 #include <tenure/core/meter.h>
+#include <tenure/core/text.h>
 #include <tenure/pipeline/backward.h>
 #include <tenure/pipeline/bound.h>
 #include <tenure/pipeline/check.h>
@@ -124,6 +126,13 @@ std::vector<Spans> spans_of(const pipeline::Timeline& timeline,
   return out;
 }
 
+void require_rank(const pipeline::Schedule& schedule, uint32_t rank) {
+  if (rank >= schedule.ranks()) {
+    throw tenure::InputError(tenure::text("there is no rank ", rank, ": the schedule has ",
+                                          tenure::count_text(schedule.ranks(), "rank")));
+  }
+}
+
 void bind_schedule(py::module_& m) {
   using pipeline::Schedule;
   m.def("schedule_names", &pipeline::schedule_names);
@@ -146,11 +155,13 @@ void bind_schedule(py::module_& m) {
              }
              return out;
            })
-      .def("check", &pipeline::check, NoGil())
+      .def(
+          "check", [](const Schedule& self) { pipeline::check(self); }, NoGil())
       .def("csv", &pipeline::to_csv, NoGil())
       .def(
           "in_flight",
           [](const Schedule& self, uint32_t rank) {
+            require_rank(self, rank);
             const auto most = pipeline::most_in_flight(self, rank);
             return std::tuple(most.whole, most.waiting);
           },
@@ -159,6 +170,7 @@ void bind_schedule(py::module_& m) {
           "peak_bytes",
           [](const Schedule& self, uint32_t rank,
              const std::vector<std::tuple<int64_t, int64_t>>& bytes) {
+            require_rank(self, rank);
             std::vector<pipeline::MicrobatchBytes> of;
             for (const auto& [whole, waiting] : bytes) {
               of.push_back({.whole = whole, .waiting = waiting});

@@ -20,8 +20,12 @@ struct Places {
 
 class Checker {
  public:
-  explicit Checker(const Schedule& schedule)
-      : schedule_(schedule), places_(size_t{schedule.stages()} * schedule.microbatches) {}
+  using Number = std::function<uint32_t(uint32_t rank, uint32_t position)>;
+
+  Checker(const Schedule& schedule, const Number& number)
+      : schedule_(schedule),
+        number_(number),
+        places_(size_t{schedule.stages()} * schedule.microbatches) {}
 
   void run() {
     for (uint32_t rank = 0; rank < schedule_.ranks(); ++rank) {
@@ -39,8 +43,8 @@ class Checker {
 
  private:
   std::string cell(uint32_t rank, uint32_t position) const {
-    return text("rank ", rank, ", cell ", position, " (", schedule_.actions[rank][position].text(),
-                ")");
+    return text("rank ", rank, ", cell ", number_(rank, position), " (",
+                schedule_.actions[rank][position].text(), ")");
   }
 
   Places& places(uint32_t stage, uint32_t microbatch) {
@@ -60,7 +64,8 @@ class Checker {
     }
     auto& at = places(action.stage, action.microbatch).at[static_cast<size_t>(action.kind)];
     if (at != Places::kNone) {
-      throw InputError(text(cell(rank, position), " repeats cell ", at, " of the same rank"));
+      throw InputError(
+          text(cell(rank, position), " repeats cell ", number_(rank, at), " of the same rank"));
     }
     at = position;
     any_backward_ |= action.kind != Kind::forward;
@@ -128,12 +133,20 @@ class Checker {
   }
 
   const Schedule& schedule_;
+  const Number& number_;
   std::vector<Places> places_;
   bool any_backward_ = false;
 };
 
 }  // namespace
 
-void check(const Schedule& schedule) { Checker(schedule).run(); }
+void check(const Schedule& schedule) {
+  check(schedule, [](uint32_t /*rank*/, uint32_t position) { return position; });
+}
+
+void check(const Schedule& schedule,
+           const std::function<uint32_t(uint32_t rank, uint32_t position)>& cell) {
+  Checker(schedule, cell).run();
+}
 
 }  // namespace tenure::pipeline

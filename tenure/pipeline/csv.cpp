@@ -55,7 +55,9 @@ bool follows_from_schedule(std::string_view word) {
 
 class Reader {
  public:
-  Reader(uint32_t rank, std::vector<Action>& into) : rank_(rank), into_(into) {}
+  // `cells` are the numbers of the cells that actions are from.
+  Reader(uint32_t rank, std::vector<Action>& into, std::vector<uint32_t>& cells)
+      : rank_(rank), into_(into), cells_(cells) {}
 
   void read(std::string_view cell) {
     cell = trimmed(cell);
@@ -65,17 +67,19 @@ class Reader {
         refuse(cell);
       }
       for (const auto part : split(cell.substr(1, end - 1), ';')) {
-        read(part);
+        read_action(trimmed(part));
       }
     } else if (!cell.empty()) {
       read_action(cell);
     }
-    ++cells_;
+    ++number_;
   }
 
  private:
   [[noreturn]] void refuse(std::string_view cell) const {
-    throw InputError(text("row ", rank_, ", cell ", cells_, ": '", front_of(cell, 40),
+    std::string shown(front_of(cell, 40));
+    std::ranges::replace_if(shown, [](char c) { return static_cast<unsigned char>(c) < ' '; }, '?');
+    throw InputError(text("row ", rank_, ", cell ", number_, ": '", shown,
                           "' is no action: write stage, F, B, I or W, and microbatch, as 2F0"));
   }
 
@@ -84,22 +88,24 @@ class Reader {
     const auto stage = take_number(rest);
     const auto word_end = rest.find_first_of("0123456789");
     const auto word = rest.substr(0, word_end);
-    if (stage && follows_from_schedule(word)) {
-      return;
-    }
     rest.remove_prefix(word.size());
     const auto microbatch = take_number(rest);
+    if (stage && rest.empty() && follows_from_schedule(word)) {
+      return;
+    }
     const auto* kind = std::ranges::find_if(
         kKinds, [&](Kind one) { return word.size() == 1 && word.front() == letter_of(one); });
     if (!stage || !microbatch || !rest.empty() || kind == std::end(kKinds)) {
       refuse(cell);
     }
     into_.push_back({.stage = *stage, .microbatch = *microbatch, .kind = *kind});
+    cells_.push_back(number_);
   }
 
   uint32_t rank_;
-  uint32_t cells_ = 0;
+  uint32_t number_ = 0;
   std::vector<Action>& into_;
+  std::vector<uint32_t>& cells_;
 };
 
 // Which rank has which stage, from who does what.
@@ -131,12 +137,13 @@ Schedule from_csv(std::string_view csv, std::string_view name) {
   Schedule out;
   out.name = name;
   size_t actions = 0;
+  std::vector<std::vector<uint32_t>> cells;
   for (const auto line : split(csv, '\n')) {
     if (trimmed(line).empty()) {
       continue;
     }
     auto& row = out.actions.emplace_back();
-    Reader reader(out.ranks() - 1, row);
+    Reader reader(out.ranks() - 1, row, cells.emplace_back());
     for (const auto cell : split(line, ',')) {
       reader.read(cell);
     }
@@ -146,12 +153,12 @@ Schedule from_csv(std::string_view csv, std::string_view name) {
     throw InputError("there is no action in it: write a row for each rank, cells like 0F0");
   }
   place_stages(out);
-  const auto cells = static_cast<double>(out.stages()) * out.microbatches;
-  if (cells > 4.0 * static_cast<double>(actions) + 64) {
+  const auto wanted = static_cast<double>(out.stages()) * out.microbatches;
+  if (wanted > 4.0 * static_cast<double>(actions) + 64) {
     throw InputError(text("it has ", actions, " actions for ", count_text(out.stages(), "stage"),
                           " and ", out.microbatches, " microbatches: most are missing"));
   }
-  check(out);
+  check(out, [&](uint32_t rank, uint32_t position) { return cells[rank][position]; });
   return out;
 }
 

@@ -78,7 +78,8 @@ Header::Words Header::of(uint64_t step, const Failure& failure) {
 }
 
 Header::Header(const Words& words) {
-  if (words[0] != kMagic) {
+  const auto known = words[2] >= 0 && words[2] <= static_cast<int64_t>(Status::failed);
+  if (words[0] != kMagic || !known) {
     throw CollectiveError(
         "a message between stages has no header of Tenure's: use the group of a pipeline for "
         "nothing "
@@ -91,7 +92,7 @@ Header::Header(const Words& words) {
     failure_.before_actions = words[kFront + 1] != 0;
     failure_.action = {.stage = static_cast<uint32_t>(words[kFront + 2]),
                        .microbatch = static_cast<uint32_t>(words[kFront + 3]),
-                       .kind = static_cast<Kind>(words[kFront + 4])};
+                       .kind = static_cast<Kind>(words[kFront + 4] & 3)};
     const auto length = std::min(static_cast<size_t>(words[kFront + 5]),
                                  (words.size() - kFailureText) * sizeof(int64_t));
     failure_.text.assign(reinterpret_cast<const char*>(words.data() + kFailureText), length);
@@ -108,6 +109,9 @@ Header::Header(const Words& words) {
   for (int64_t i = 0; i < count; ++i) {
     Spec spec;
     const auto type = read();
+    if (type < 0 || type / 2 > static_cast<int64_t>(c10::ScalarType::Undefined)) {
+      throw CollectiveError("a message between stages has a dtype that this torch does not know");
+    }
     spec.type = static_cast<c10::ScalarType>(type / 2);
     spec.gradient = static_cast<Spec::Gradient>(type % 2);
     for (auto left = read(); left > 0; --left) {

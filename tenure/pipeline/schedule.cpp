@@ -96,7 +96,12 @@ class Writer {
       settle();
     }
   }
-  bool owes() const { return paid_ < owed_.size(); }
+  // Whether every microbatch has had all its moves.
+  bool is_complete() const {
+    return std::ranges::all_of(next_, [&](const auto& next) {
+      return next[counter(Kind::weight_backward)] >= microbatches_;
+    });
+  }
 
   uint32_t done(Kind kind, uint32_t chunk) const { return next_[chunk][counter(kind)]; }
   std::vector<Action> take() { return std::move(actions_); }
@@ -199,7 +204,8 @@ void zb_v(Writer& writer, const Sizes& sizes, uint32_t rank) {
   }
   // Fewer microbatches than fill the pipeline are a full one of which some are left out.
   const auto fill = std::max(2 * sizes.ranks - 1, sizes.microbatches);
-  while (writer.done(kF, 1) < writer.done(kF, 0) || writer.done(kF, 0) < fill) {
+  while (!writer.is_complete() &&
+         (writer.done(kF, 1) < writer.done(kF, 0) || writer.done(kF, 0) < fill)) {
     if (writer.done(kF, 0) < fill) {
       writer.add({kF, 0});
     }
@@ -247,6 +253,9 @@ void dualpipe_v(Writer& writer, const Sizes& sizes, uint32_t rank) {
   }
   writer.settle_all();
 }
+
+// Of one kind, in all ranks together: what fits into memory.
+constexpr uint64_t kMostActions = uint64_t{1} << 28;
 
 enum class Layout : uint8_t { loop, v };
 
@@ -333,9 +342,15 @@ Schedule make_schedule(std::string_view name, uint32_t ranks, uint32_t microbatc
     throw InputError(text("a schedule needs a rank and a microbatch at least, not ",
                           count_text(ranks, "rank"), " and ", microbatches, " microbatches"));
   }
+  if (uint64_t{ranks} * sizes.chunks * microbatches > kMostActions) {
+    throw InputError(text(ranks, " ranks with ", sizes.chunks, " stages each and ", microbatches,
+                          " microbatches are more than a schedule can have"));
+  }
   if (sizes.chunks < one.least_chunks || sizes.chunks > one.most_chunks) {
-    throw InputError(text("schedule '", one.name, "' has ", count_text(one.least_chunks, "stage"),
-                          " a rank, not ", sizes.chunks));
+    const auto most = one.most_chunks > one.least_chunks ? text(" to ", one.most_chunks) : "";
+    throw InputError(text("schedule '", one.name, "' has ", one.least_chunks, most,
+                          one.most_chunks == 1 ? " stage" : " stages", " a rank, not ",
+                          sizes.chunks));
   }
   if (one.in_torch == std::string_view("dualpipev") && microbatches < 2 * ranks) {
     throw InputError(text("schedule 'dualpipev' needs as many microbatches as stages, ", 2 * ranks,

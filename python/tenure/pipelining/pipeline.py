@@ -248,7 +248,7 @@ def _schedule_of(
         if given.ranks != ranks:
             raise InputError(f"the schedule is for {given.ranks} ranks, the group has {ranks}")
         return given
-    is_file = str(given).endswith(".csv")
+    is_file = str(given).lower().endswith(".csv")
     return schedule(given, ranks, microbatches, None if is_file else chunks)
 
 

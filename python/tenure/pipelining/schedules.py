@@ -172,11 +172,11 @@ def schedule(
             continue
         if isinstance(size, bool) or not isinstance(size, int) or not 0 < size < 1 << 20:
             raise InputError(f"{what} is a whole number from 1 on, not {size!r}")
-    if not str(name).endswith(".csv"):
+    if not str(name).lower().endswith(".csv"):
         return Schedule(_C.make_schedule(str(name), ranks, microbatches, chunks or 0))
     path = Path(name)
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the schedule {path} cannot be read: {error}") from None
     try:
@@ -187,5 +187,9 @@ def schedule(
         raise InputError(
             f"{path} is a schedule of {found.ranks} ranks and {found.microbatches} microbatches, "
             f"not of {ranks} and {microbatches}"
+        )
+    if chunks is not None and found.stages != ranks * chunks:
+        raise InputError(
+            f"{path} is a schedule of {found.stages} stages, not of {chunks} on each rank"
         )
     return found

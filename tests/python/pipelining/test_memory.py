@@ -1,4 +1,4 @@
-"""The bound holds: what the allocator gave out is what the schedule promises, and none of it stays."""
+"""The bound holds: the allocator gives out what the schedule promises, and none of it stays."""
 
 from __future__ import annotations
 
