@@ -1,14 +1,16 @@
 """What a pipeline costs beside torch.distributed.pipelining: ranks on Gloo, one thread each.
 
     python bench/pipeline.py [--ranks 2] [--microbatches 8] [--rounds 7] [--schedules 1f1b,zb-h1]
+                             [--width 128] [--length 64] [--rows 2]
 
 The same model, schedule and microbatches under both, in turn in the same processes; the figure is
-the median over rounds of the ratio of the two. The model is a stack of GPT blocks of width 128,
-rows of 64 tokens, two rows a microbatch. The peak is the most bytes that tensors had in a step
-above what there was at its begin, as the allocator counts them, on the rank where it is highest:
-activations, what is under way between ranks, and gradients, which are the same for both. `bound` is
-what the schedule promises of that for activations alone. Receive buffers are those that a runtime
-holds on to, at most.
+the median over rounds of the ratio of the two. The model is a stack of 8 GPT blocks; width, tokens
+in a row and rows of a microbatch can be chosen. `floor` is the ratio of a runtime that would cost
+nothing: the same forwards and backwards without any communication, and the bubble.
+The peak is the most bytes that tensors had in a step above what there was at its begin, as the
+allocator counts them, on the rank where it is highest: activations and what is under way between
+ranks, without gradients. `bound` is what the schedule promises of that for activations alone.
+Receive buffers are those that a runtime holds on to, at most.
 """
 
 from __future__ import annotations
@@ -36,7 +38,6 @@ from torch.distributed import pipelining as theirs
 import tenure
 from tenure import _C
 
-WIDTH, LENGTH, ROWS = 128, 64, 2
 SCHEDULES = {
     "gpipe": theirs.ScheduleGPipe,
     "1f1b": theirs.Schedule1F1B,
@@ -61,11 +62,13 @@ class Arm:
         self.step()
 
 
-def layers(schedule: tenure.pipelining.Schedule, rank: int, blocks: int) -> list[nn.Module]:
+def layers(
+    schedule: tenure.pipelining.Schedule, rank: int, options: argparse.Namespace
+) -> list[nn.Module]:
     torch.manual_seed(0)
-    each = blocks // schedule.stages
+    each = options.blocks // schedule.stages
     all_of_them = [
-        nn.Sequential(*(models.GptBlock(WIDTH, 4) for _ in range(each)))
+        nn.Sequential(*(models.GptBlock(options.width, 4) for _ in range(each)))
         for _ in range(schedule.stages)
     ]
     return [all_of_them[number] for number in schedule.stages_of(rank)]
@@ -76,14 +79,14 @@ def mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def ours(schedule: tenure.pipelining.Schedule, rank: int, options: argparse.Namespace) -> Arm:
-    stages = layers(schedule, rank, options.blocks)
+    stages = layers(schedule, rank, options)
     pipe = tenure.Pipeline(stages, schedule, schedule.microbatches, loss=mean)
-    x, y = data(schedule.microbatches)
+    x, y = data(options)
     return Arm(stages, lambda: pipe.step(x, target=y), lambda: pipe.stats().receive_buffer_bytes)
 
 
 def torchs(schedule: tenure.pipelining.Schedule, rank: int, options: argparse.Namespace) -> Arm:
-    stages = layers(schedule, rank, options.blocks)
+    stages = layers(schedule, rank, options)
     numbers = schedule.stages_of(rank)
     parts = [
         theirs.PipelineStage(module, number, schedule.stages, torch.device("cpu"))
@@ -92,7 +95,7 @@ def torchs(schedule: tenure.pipelining.Schedule, rank: int, options: argparse.Na
     kind = SCHEDULES[schedule.name]
     single = issubclass(kind, theirs.schedules.PipelineScheduleSingle)
     made = kind(parts[0] if single else parts, schedule.microbatches, loss_fn=mean)
-    x, y = data(schedule.microbatches)
+    x, y = data(options)
     first, last = 0 in numbers, schedule.stages - 1 in numbers
 
     def step() -> None:
@@ -113,9 +116,9 @@ def received_bytes(stage: object) -> int:
     return sum(one.nbytes for one in buffers if isinstance(one, torch.Tensor))
 
 
-def data(microbatches: int) -> tuple[torch.Tensor, torch.Tensor]:
+def data(options: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(1)
-    shape = (ROWS * microbatches, LENGTH, WIDTH)
+    shape = (options.rows * options.microbatches, options.length, options.width)
     return torch.randn(shape, generator=draw), torch.randn(shape, generator=draw)
 
 
@@ -129,6 +132,19 @@ def begin(rank: int, world: int, store: str) -> None:
         world_size=world,
         timeout=timedelta(minutes=5),
     )
+
+
+def alone(schedule: tenure.pipelining.Schedule, rank: int, options: argparse.Namespace) -> Arm:
+    """What the rank computes, and nothing else."""
+    stages = layers(schedule, rank, options)
+    x, _ = data(options)
+
+    def step() -> None:
+        for one in x.tensor_split(schedule.microbatches):
+            for stage in stages:
+                mean(stage(one.clone().requires_grad_()), one).backward()
+
+    return Arm(stages, step, lambda: 0)
 
 
 ARMS = {"tenure": ours, "torch": torchs}
@@ -151,9 +167,12 @@ def timed(rank: int, world: int, store: str, name: str, options: argparse.Namesp
         )
     ]
     assert all(same), "the two do not find the same gradients"
+    arms["alone"] = alone(schedule, rank, options)
+    arms["alone"].run()
     times: dict[str, list[float]] = {arm: [] for arm in arms}
     for number in range(options.rounds):
-        for arm in list(arms) if number % 2 else reversed(arms):
+        order = list(arms)
+        for arm in order[number % 3 :] + order[: number % 3]:
             dist.barrier()
             start = time.perf_counter()
             for _ in range(options.steps):
@@ -184,7 +203,7 @@ def weighed(
     # The activations of one microbatch on each stage, from a forward outside of any schedule.
     lone = []
     for stage in one.stages:
-        x = torch.randn(ROWS, LENGTH, WIDTH, requires_grad=True)
+        x = torch.randn(options.rows, options.length, options.width, requires_grad=True)
         before, _ = meter.read()
         made = stage(x)
         lone.append((meter.read()[0] - before, meter.read()[0] - before))
@@ -207,6 +226,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--blocks", type=int, default=8, help="in all stages together")
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--length", type=int, default=64, help="tokens in a row")
+    parser.add_argument("--rows", type=int, default=2, help="of a microbatch")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4, help="steps of an arm in a round")
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
@@ -214,7 +236,7 @@ def main() -> None:
     names = options.schedules.split(",")
     if unknown := [name for name in names if name not in SCHEDULES]:
         sys.exit(f"no such schedule: {unknown[0]}; there are {', '.join(SCHEDULES)}")
-    columns = ["schedule", "ms a step", "torch", "ratio", "peak MB", "torch", "bound"]
+    columns = ["schedule", "ms a step", "torch", "ratio", "floor", "peak MB", "torch", "bound"]
     table = tables.Table(
         f"pipeline-{options.ranks}", [*columns, "receive MB", "torch", "in flight"]
     )
@@ -230,7 +252,8 @@ def main() -> None:
                 given = (world, f"{folder}/{arm}", name, arm, options, out)
                 multiprocessing.spawn(weighed, given, nprocs=world)
                 weights[arm] = torch.load(out)
-        add(table, name, times, weights)
+        schedule = tenure.pipelining.schedule(name, world, options.microbatches)
+        add(table, name, times, weights, min(schedule.timeline().bubbles))
     table.show()
 
 
@@ -239,18 +262,22 @@ def add(
     name: str,
     times: dict[str, list[float]],
     weights: dict[str, list[dict[str, int]]],
+    bubble: float,
 ) -> None:
+    floor = statistics.median(
+        a / (1 - bubble) / b for a, b in zip(times["alone"], times["torch"], strict=True)
+    )
     ratio = statistics.median(a / b for a, b in zip(times["tenure"], times["torch"], strict=True))
     most = {arm: max(told, key=lambda one: one["peak"]) for arm, told in weights.items()}
     held = {arm: max(one["held"] for one in told) for arm, told in weights.items()}
     cells = [name]
     cells += [f"{1e3 * statistics.median(times[arm]):.0f}" for arm in ARMS]
-    cells.append(f"{ratio:.3f}")
+    cells += [f"{ratio:.3f}", f"{floor:.3f}"]
     cells += [f"{most[arm]['peak'] / 1e6:.1f}" for arm in ARMS]
     cells.append(f"{most['tenure']['bound'] / 1e6:.1f}")
     cells += [f"{held[arm] / 1e6:.1f}" for arm in ARMS]
     cells.append("/".join(str(one["in_flight"]) for one in weights["tenure"]))
-    table.add(cells, schedule=name, seconds=times, ratio=ratio, memory=weights)
+    table.add(cells, schedule=name, seconds=times, ratio=ratio, floor=floor, memory=weights)
 
 
 if __name__ == "__main__":

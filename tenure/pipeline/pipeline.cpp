@@ -1,8 +1,8 @@
 #include <tenure/pipeline/pipeline.h>
 
-#include <tenure/core/clock.h>
 #include <tenure/core/error.h>
 #include <tenure/core/names.h>
+#include <tenure/core/part.h>
 #include <tenure/core/release.h>
 #include <tenure/core/scope.h>
 #include <tenure/core/text.h>
@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -45,6 +46,32 @@ c10::Device device_of(const std::vector<std::unique_ptr<Stage>>& stages) {
     }
   }
   return c10::kCPU;
+}
+
+// What the part tells others of all pipelines of the process.
+struct Figures {
+  std::atomic<int64_t> steps = 0;
+  std::atomic<int64_t> sent_bytes = 0;
+  PartRegistration registration;
+
+  Figures()
+      : registration(register_part({.name = "pipeline",
+                                    .kinds = {OwnerKind::activation, OwnerKind::gradient,
+                                              OwnerKind::receive_buffer, OwnerKind::communication},
+                                    .stats = [this] {
+                                      return std::vector<std::pair<std::string, int64_t>>{
+                                          {"steps", steps.load()},
+                                          {"sent_bytes", sent_bytes.load()}};
+                                    }})) {}
+  void add(uint64_t sent) {
+    steps.fetch_add(1);
+    sent_bytes.fetch_add(static_cast<int64_t>(sent));
+  }
+};
+
+Figures& figures() {
+  static auto* all = new Figures;
+  return *all;
 }
 
 // What there is of a microbatch on a stage between its actions.
@@ -280,10 +307,11 @@ class Pipeline::Step {
 
   void close_microbatch(uint32_t microbatch, Ending ending) {
     if (const auto found = scopes_.find(microbatch); found != scopes_.end()) {
-      // Leases of tensors that are on their way out end when they are sent.
       const auto id = found->second;
       scopes_.erase(found);
-      close_scope(id, ending);
+      if (const auto left = close_scope(id, ending); ending == Ending::normal && !left.empty()) {
+        throw ScopeError(left.text());
+      }
     }
   }
 
@@ -308,12 +336,13 @@ class Pipeline::Step {
   }
 
   void pass_on(const Action& action, const std::vector<Sent>& tensors) {
-    const auto scope = scope_of(action.microbatch);
     if (const auto& send = plan_.messages.steps[position_].send) {
-      state_.channel.send(*send, tensors, scope);
+      // It may outlive its microbatch: until it is sent it is the step's.
+      state_.channel.send(*send, tensors, scope_.id());
       sent_here_ = true;
       return;
     }
+    const auto scope = scope_of(action.microbatch);
     const auto forward = action.kind == Kind::forward;
     const auto next = forward ? action.stage + 1 : action.stage - 1;
     auto& handed =
@@ -502,8 +531,10 @@ Pipeline::~Pipeline() = default;
 
 StepResult Pipeline::step(Pass pass, const Loss& loss, std::vector<double> weights) {
   ++state_->step;
+  const auto sent_before = state_->channel.stats().sent_bytes;
   auto out = Step(*state_, pass, loss, std::move(weights)).run();
   ++state_->stats.steps;
+  figures().add(state_->channel.stats().sent_bytes - sent_before);
   return out;
 }
 
