@@ -7,9 +7,9 @@ The same model, schedule and microbatches under both, in turn in the same proces
 the median over rounds of the ratio of the two. The model is a stack of 8 GPT blocks; width, tokens
 in a row and rows of a microbatch can be chosen. `floor` is the ratio of a runtime that would cost
 nothing: the same forwards and backwards without any communication, and the bubble.
-The peak is the most bytes that tensors had in a step above what there was at its begin, as the
-allocator counts them, on the rank where it is highest: activations and what is under way between
-ranks, without gradients. `bound` is what the schedule promises of that for activations alone.
+The peak is the most bytes that tensors had in a step, as the allocator counts them, on the rank
+where it is highest: activations and buffers for what is under way between ranks, without the batch,
+parameters and gradients. `bound` is what the schedule promises of that for activations alone.
 Receive buffers are those that a runtime holds on to, at most.
 """
 
@@ -192,14 +192,13 @@ def weighed(
     schedule = tenure.pipelining.schedule(name, world, options.microbatches)
     meter = _C.HostMeter()
     one = ARMS[arm](schedule, rank, options)
-    peaks = []
-    for _ in range(4):
-        for stage in one.stages:
-            stage.zero_grad()
-        start, _ = meter.read()
-        one.step()
-        peaks.append(meter.read()[1] - start)
-    gradients = sum(p.nbytes for stage in one.stages for p in stage.parameters())
+    parameters = sum(p.nbytes for stage in one.stages for p in stage.parameters())
+    given = sum(tensor.nbytes for tensor in data(options))
+    for _ in range(3):
+        one.run()
+    meter.read()
+    one.run()
+    peak = meter.read()[1] - 2 * parameters - given  # theirs and their gradients'
     # The activations of one microbatch on each stage, from a forward outside of any schedule.
     lone = []
     for stage in one.stages:
@@ -209,7 +208,7 @@ def weighed(
         lone.append((meter.read()[0] - before, meter.read()[0] - before))
         del made
     told = {
-        "peak": peaks[-1] - gradients,
+        "peak": peak,
         "held": one.held(),
         "bound": schedule.peak_bytes(rank, lone),
         "in_flight": schedule.bound(rank).in_flight,

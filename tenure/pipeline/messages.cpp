@@ -161,7 +161,8 @@ MessagePlan plan_messages(const Schedule& schedule, uint32_t rank) {
   const auto& actions = schedule.actions[rank];
   MessagePlan out;
   out.steps.resize(actions.size());
-  out.send_slots = least_send_slots(schedule);
+  // One more than must be, so that a rank can go on while the last one travels.
+  out.send_slots = least_send_slots(schedule) + 1;
   // Some backends match sends and receives of two ranks by their order alone.
   auto incoming = sent_to(schedule, rank);
   std::map<uint32_t, size_t> asked;

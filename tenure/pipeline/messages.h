@@ -5,9 +5,9 @@
 // Data moves while both ranks compute if the receiver has asked for it before the action that needs
 // it: a receive is posted one action ahead. A send waits for its receive, so a rank may have only
 // `send_slots` of them under way to one peer in one direction, and waits for the oldest before the
-// next; the number is the least with which no ranks wait for each other, found on paper. So the
-// buffers of both sides are bounded by the schedule and not by who is slow. What one rank sends to
-// another is asked for in the order in which it is sent, as NCCL wants it.
+// next; the number is one more than the least with which no ranks wait for each other, found on
+// paper. So the buffers of both sides are bounded by the schedule and not by who is slow. What one
+// rank sends to another is asked for in the order in which it is sent, as NCCL wants it.
 #pragma once
 
 #include <tenure/pipeline/schedule.h>

@@ -5,10 +5,10 @@
 #pragma once
 
 #include <tenure/core/release.h>
-#include <tenure/shard/part.h>
 #include <tenure/shard/collectives.h>
 #include <tenure/shard/layout.h>
 #include <tenure/shard/options.h>
+#include <tenure/shard/part.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>

@@ -2,8 +2,8 @@
 // that no more than one lives twice and one collective adds up all. One thread at a time.
 #pragma once
 
-#include <tenure/shard/part.h>
 #include <tenure/shard/layout.h>
+#include <tenure/shard/part.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>

@@ -5,12 +5,12 @@
 #pragma once
 
 #include <tenure/shard/agreement.h>
-#include <tenure/shard/part.h>
 #include <tenure/shard/flat.h>
 #include <tenure/shard/gradients.h>
 #include <tenure/shard/life.h>
 #include <tenure/shard/options.h>
 #include <tenure/shard/order.h>
+#include <tenure/shard/part.h>
 #include <tenure/shard/stats.h>
 
 #include <cstdint>
