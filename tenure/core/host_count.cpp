@@ -92,8 +92,8 @@ class Counted final : public c10::Allocator {
           "torch's CPU allocator was replaced by one that gives out more than plain memory, so CPU "
           "tensors cannot be counted");
     }
-    constexpr uint8_t kPriority = 255;  // it only ever rises
-    c10::SetCPUAllocator(this, kPriority);
+    constexpr uint8_t priority = 255;  // it only ever rises
+    c10::SetCPUAllocator(this, priority);
     allocations_are_told(c10::DeviceType::CPU);
   }
 
@@ -114,11 +114,16 @@ class Counted final : public c10::Allocator {
   static inline c10::DeleterFnPtr inner_deleter_ = nullptr;
 };
 
+Counted& counted() {
+  static auto* instance = new Counted;
+  return *instance;
+}
+
 }  // namespace
 
 HostCount::HostCount() {
   static std::once_flag once;
-  std::call_once(once, [] { (new Counted)->install(); });
+  std::call_once(once, [] { counted().install(); });
   g_counting.fetch_add(1);
 }
 

@@ -55,10 +55,10 @@ using ByEdge = std::unordered_map<Edge, T, EdgeHash, SameEdge>;
 
 // Those whose weights are worth waiting for: their gradients are a product of their own.
 bool is_product(const Node& node) {
-  static constexpr std::array<std::string_view, 6> kProducts = {
+  static constexpr std::array<std::string_view, 6> products = {
       "AddmmBackward0", "MmBackward0",      "LinearBackward0",
       "BmmBackward0",   "BaddbmmBackward0", "ConvolutionBackward0"};
-  return std::ranges::find(kProducts, node.name()) != kProducts.end();
+  return std::ranges::find(products, node.name()) != products.end();
 }
 
 bool is_hooked(Node& node) {
@@ -132,10 +132,11 @@ struct Waiting {
 std::unordered_map<Node*, int> exits_of(const Paths& paths) {
   std::unordered_map<Node*, int> out;
   for (auto* node : paths.path()) {
-    std::unordered_set<Node*> own;
+    std::vector<Node*> own;
     for (const auto& edge : node->next_edges()) {
-      if (edge.is_valid() && !paths.on_path(edge.function.get())) {
-        own.insert(edge.function.get());
+      auto* exit = edge.function.get();
+      if (edge.is_valid() && !paths.on_path(exit) && std::ranges::find(own, exit) == own.end()) {
+        own.push_back(exit);
       }
     }
     for (auto* exit : own) {

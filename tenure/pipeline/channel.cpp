@@ -183,7 +183,7 @@ std::vector<Sent> Channel::take(const Message& message, ScopeId scope, std::vect
   incoming_.erase(found);
   const auto header = receive(*incoming);
   if (header.status() == Header::Status::failed) {
-    throw PeerFailed{header.failure()};
+    throw PeerFailed(header.failure());
   }
   std::vector<Sent> out;
   for (size_t i = 0; i < incoming->specs.size(); ++i) {
@@ -304,7 +304,9 @@ int64_t Channel::sending_bytes() const {
   int64_t out = 0;
   for (const auto& one : outgoing_) {
     for (const auto& tensor : one->tensors) {
-      out += static_cast<int64_t>(tensor.lease().row()->bytes);
+      if (const auto row = tensor.lease().row()) {
+        out += static_cast<int64_t>(row->bytes);
+      }
     }
   }
   return out;

@@ -21,9 +21,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace c10d {
@@ -40,7 +42,8 @@ struct Sent {
 };
 
 // Another rank said that it failed.
-struct PeerFailed {
+struct PeerFailed : std::exception {
+  explicit PeerFailed(Failure of) : failure(std::move(of)) {}
   Failure failure;
 };
 

@@ -13,12 +13,12 @@ namespace tenure::pipeline {
 namespace {
 
 std::string_view trimmed(std::string_view part) {
-  constexpr std::string_view kBlank = " \t\r\n\"";
-  const auto begin = part.find_first_not_of(kBlank);
+  constexpr std::string_view blank = " \t\r\n\"";
+  const auto begin = part.find_first_not_of(blank);
   if (begin == std::string_view::npos) {
     return {};
   }
-  return part.substr(begin, part.find_last_not_of(kBlank) - begin + 1);
+  return part.substr(begin, part.find_last_not_of(blank) - begin + 1);
 }
 
 // The parts between separators, of which there is one at least.
@@ -39,8 +39,8 @@ std::optional<uint32_t> take_number(std::string_view& rest) {
   uint32_t number = 0;
   const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), number);
   // Beyond this it is no schedule but a mistake, and would take all memory to check.
-  constexpr uint32_t kMost = 1U << 20;
-  if (error != std::errc() || number >= kMost) {
+  constexpr uint32_t most = 1U << 20;
+  if (error != std::errc() || number >= most) {
     return std::nullopt;
   }
   rest.remove_prefix(static_cast<size_t>(end - rest.data()));
@@ -48,9 +48,9 @@ std::optional<uint32_t> take_number(std::string_view& rest) {
 }
 
 bool follows_from_schedule(std::string_view word) {
-  constexpr std::array<std::string_view, 7> kWords = {"SEND_F",  "RECV_F",  "SEND_B",     "RECV_B",
-                                                      "UNSHARD", "RESHARD", "REDUCE_GRAD"};
-  return std::ranges::find(kWords, word) != kWords.end();
+  constexpr std::array<std::string_view, 7> words = {"SEND_F",  "RECV_F",  "SEND_B",     "RECV_B",
+                                                     "UNSHARD", "RESHARD", "REDUCE_GRAD"};
+  return std::ranges::find(words, word) != words.end();
 }
 
 class Reader {
@@ -110,21 +110,21 @@ class Reader {
 
 // Which rank has which stage, from who does what.
 void place_stages(Schedule& schedule) {
-  constexpr auto kNobody = ~0U;
+  constexpr auto nobody = ~0U;
   for (uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
     for (const auto& action : schedule.actions[rank]) {
       if (action.stage >= schedule.stages()) {
-        schedule.rank_of_stage.resize(action.stage + size_t{1}, kNobody);
+        schedule.rank_of_stage.resize(action.stage + size_t{1}, nobody);
       }
       auto& owner = schedule.rank_of_stage[action.stage];
-      if (owner == kNobody) {
+      if (owner == nobody) {
         owner = rank;
       }
       schedule.microbatches = std::max(schedule.microbatches, action.microbatch + 1);
     }
   }
   for (uint32_t stage = 0; stage < schedule.stages(); ++stage) {
-    if (schedule.rank_of_stage[stage] == kNobody) {
+    if (schedule.rank_of_stage[stage] == nobody) {
       throw InputError(text("no rank has anything of stage ", stage, ", though there is a stage ",
                             schedule.stages() - 1));
     }

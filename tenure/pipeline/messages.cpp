@@ -167,14 +167,15 @@ MessagePlan plan_messages(const Schedule& schedule, uint32_t rank) {
   auto incoming = sent_to(schedule, rank);
   std::map<uint32_t, size_t> asked;
   for (size_t i = 0; i < actions.size(); ++i) {
-    out.steps[i].need = needed_by(schedule, actions[i]);
+    const auto need = needed_by(schedule, actions[i]);
+    out.steps[i].need = need;
     out.steps[i].send = made_by(schedule, actions[i]);
-    if (!out.steps[i].need) {
+    if (!need) {
       continue;
     }
-    const auto& order = incoming[out.steps[i].need->peer];
-    auto& next = asked[out.steps[i].need->peer];
-    const auto wanted = std::ranges::find(order, *out.steps[i].need) - order.begin();
+    const auto& order = incoming[need->peer];
+    auto& next = asked[need->peer];
+    const auto wanted = std::ranges::find(order, *need) - order.begin();
     auto& post = out.steps[i < kAhead ? 0 : i - kAhead].post;
     for (; next <= static_cast<size_t>(wanted) && next < order.size(); ++next) {
       post.push_back(order[next]);

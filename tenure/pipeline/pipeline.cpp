@@ -131,7 +131,7 @@ struct Pipeline::State {
   Plan evaluating;
   Options options;
   std::vector<uint32_t> own_stages;
-  std::optional<Account> account;  // strict, once a step has shown the device
+  std::unique_ptr<Account> account;  // strict, once a step has shown the device
   Stats stats;
   uint64_t step = 0;
   std::string failed_in;
@@ -187,7 +187,7 @@ class Pipeline::Step {
  private:
   const std::vector<Action>& actions() const { return schedule_.actions[state_.channel.rank()]; }
   bool trains() const { return pass_ == Pass::train; }
-  bool accounted() const { return state_.account.has_value() && trains(); }
+  bool accounted() const { return state_.account != nullptr && trains(); }
 
   void begin() {
     const auto device = device_of(state_.stages);
@@ -196,7 +196,7 @@ class Pipeline::Step {
     changed_before_ = state_.channel.stats().changed;
     if (trains() && state_.options.strict == Strict::on) {
       if (!state_.account) {
-        state_.account.emplace(schedule_, state_.channel.rank(), device);
+        state_.account = std::make_unique<Account>(schedule_, state_.channel.rank(), device);
       }
       state_.account->begin(state_.parameters());
     }
@@ -491,10 +491,10 @@ class Pipeline::Step {
     std::vector<Message> unneeded;
     for (auto i = position_; i < actions().size(); ++i) {
       const auto& messages = plan_.messages.steps[i];
-      if (messages.send && !(i == position_ && sent_here_)) {
+      if (messages.send && (i != position_ || !sent_here_)) {
         unmade.push_back(*messages.send);
       }
-      if (messages.need && !(i == position_ && took_here_)) {
+      if (messages.need && (i != position_ || !took_here_)) {
         unneeded.push_back(*messages.need);
       }
     }

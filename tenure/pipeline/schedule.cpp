@@ -14,8 +14,9 @@ namespace tenure::pipeline {
 std::string Action::text() const { return tenure::text(stage, letter_of(kind), microbatch); }
 
 std::string Action::words() const {
-  static constexpr std::array kWords = {"forward", "backward", "input backward", "weight backward"};
-  return tenure::text("the ", kWords[static_cast<size_t>(kind)], " of stage ", stage,
+  static constexpr std::array words_of_kinds = {"forward", "backward", "input backward",
+                                                "weight backward"};
+  return tenure::text("the ", words_of_kinds[static_cast<size_t>(kind)], " of stage ", stage,
                       " for microbatch ", microbatch);
 }
 
@@ -228,8 +229,8 @@ void zb_v(Writer& writer, const Sizes& sizes, uint32_t rank) {
 
 // As zb_v in its layout; in the middle each rank has a forward and a backward side by side.
 void dualpipe_v(Writer& writer, const Sizes& sizes, uint32_t rank) {
-  const auto after = static_cast<int64_t>(sizes.ranks - rank - 1);
-  const auto upto = static_cast<int64_t>(rank + 1);
+  const auto after = int64_t{sizes.ranks} - rank - 1;
+  const auto upto = int64_t{rank} + 1;
   writer.repeat(2 * after, {{kF, 0}});
   writer.repeat(upto, {{kF, 0}, {kF, 1}});
   for (int64_t i = 0; i < after; ++i) {
@@ -237,7 +238,7 @@ void dualpipe_v(Writer& writer, const Sizes& sizes, uint32_t rank) {
     writer.settle();
     writer.add({kF, 1});
   }
-  writer.repeat(static_cast<int64_t>(sizes.microbatches) - 2 * sizes.ranks + upto,
+  writer.repeat(int64_t{sizes.microbatches} - int64_t{2} * sizes.ranks + upto,
                 {{kF, 0}, {kB, 1}, {kF, 1}, {kB, 0}});
   writer.repeat(after, {{kB, 1}, {kF, 1}, {kB, 0}});
   // Towards the end the weights wait, so that the ranks before have their gradients sooner. Half
@@ -270,16 +271,16 @@ struct Known {
 };
 
 const std::vector<Known>& known() {
-  constexpr uint32_t kAny = 1U << 16;
+  constexpr uint32_t any = 1U << 16;
   static const auto* all = new std::vector<Known>{
       {"gpipe", "gpipe", 1, 1, 1, Layout::loop, gpipe},
       {"1f1b", "1f1b", 1, 1, 1, Layout::loop, one_f_one_b},
-      {"interleaved-1f1b", "interleaved1f1b", 1, kAny, 2, Layout::loop,
+      {"interleaved-1f1b", "interleaved1f1b", 1, any, 2, Layout::loop,
        [](Writer& writer, const Sizes& sizes, uint32_t rank) {
          interleaved(writer, sizes, rank, false);
        }},
-      {"looped-bfs", "loopedbfs", 1, kAny, 2, Layout::loop, looped_bfs},
-      {"zb-h1", "interleavedzerobubble", 1, kAny, 1, Layout::loop,
+      {"looped-bfs", "loopedbfs", 1, any, 2, Layout::loop, looped_bfs},
+      {"zb-h1", "interleavedzerobubble", 1, any, 1, Layout::loop,
        [](Writer& writer, const Sizes& sizes, uint32_t rank) {
          interleaved(writer, sizes, rank, true);
        }},
