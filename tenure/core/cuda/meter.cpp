@@ -1,6 +1,7 @@
 // The part of libtenure_cuda that tells meters of every allocation.
-#include <tenure/core/cuda/trace.h>
 #include <tenure/core/meter.h>
+
+#include <tenure/core/cuda/trace.h>
 
 namespace {
 
