@@ -1,8 +1,8 @@
 // Recorder: follows a step tick by tick, and turns it into a Timeline. One thread at a time.
 #pragma once
 
-#include <tenure/core/storage_ref.h>
 #include <tenure/core/meter.h>
+#include <tenure/core/storage_ref.h>
 #include <tenure/offload/timeline.h>
 
 #include <utility>

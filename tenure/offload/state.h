@@ -1,10 +1,10 @@
 // State: what a session and the tensors it saved share. Inside offload only; see session.h.
 #pragma once
 
+#include <tenure/core/meter.h>
 #include <tenure/offload/copier.h>
 #include <tenure/offload/disk.h>
 #include <tenure/offload/host_pool.h>
-#include <tenure/core/meter.h>
 #include <tenure/offload/outgoing.h>
 #include <tenure/offload/planner.h>
 #include <tenure/offload/recorder.h>
