@@ -9,7 +9,7 @@
 namespace tenure::pipeline {
 namespace {
 
-// A caching allocator rounds up: what it has given out for a gradient may be more than its bytes.
+// A caching allocator rounds up: what it has given out may be more than tensors have.
 constexpr int64_t kRounding = 1 << 20;
 
 }  // namespace
@@ -68,7 +68,8 @@ void Account::after(size_t position, const Action& action, int64_t messages) {
   } else if (action.kind == Kind::input_backward) {
     bytes.waiting = std::max(bytes.waiting, bytes.whole + now - before_);
   }
-  if (!checking_ || now <= allowed_[position] + messages) {
+  const auto rounding = counting_ ? 0 : kRounding;
+  if (!checking_ || now <= allowed_[position] + messages + rounding) {
     return;
   }
   throw BudgetError(text("rank ", rank_, " has ", bytes_text(static_cast<uint64_t>(now)),

@@ -90,6 +90,7 @@ def failures(rank: int, ranks: int, schedule: str) -> list[tuple[str, str, int]]
     run(stages, pipe)
     right = gradients(stages)
     forget(stages)
+    dist.barrier()  # it may keep a tensor of its own
     start = meter.read()[0]
     said = []
     for kind in ("F", "B", "W"):

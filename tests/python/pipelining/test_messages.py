@@ -127,5 +127,7 @@ def test_every_kind_of_message(schedule: str) -> None:
                 ):
                     assert (ours is None) == (theirs is None), case
                     if ours is not None:
-                        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, msg=case)
+                        # What was transposed arrives contiguous: another product, other rounding.
+                        close = 1e-6 if case == "transposed" else 0
+                        torch.testing.assert_close(ours, theirs, rtol=close, atol=close, msg=case)
     torch.set_num_threads(threads)
