@@ -1,5 +1,6 @@
 #include <tenure/pipeline/csv.h>
 
+#include "says.h"
 #include <tenure/core/error.h>
 #include <tenure/pipeline/check.h>
 
@@ -13,16 +14,6 @@ namespace tenure::pipeline {
 namespace {
 
 using std::string_view_literals::operator""sv;
-
-template <class... Parts>
-::testing::AssertionResult says(std::string_view said, const Parts&... parts) {
-  for (const std::string_view part : {std::string_view(parts)...}) {
-    if (said.find(part) == std::string_view::npos) {
-      return ::testing::AssertionFailure() << "'" << said << "' has no '" << part << "'";
-    }
-  }
-  return ::testing::AssertionSuccess();
-}
 
 // What is said of it; empty if it is a schedule.
 std::string refusal(std::string_view csv) {

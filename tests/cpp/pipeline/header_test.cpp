@@ -1,5 +1,6 @@
 #include <tenure/pipeline/header.h>
 
+#include "says.h"
 #include <tenure/core/error.h>
 
 #include <gtest/gtest.h>
@@ -11,16 +12,6 @@
 
 namespace tenure::pipeline {
 namespace {
-
-template <class... Parts>
-::testing::AssertionResult says(std::string_view said, const Parts&... parts) {
-  for (const std::string_view part : {std::string_view(parts)...}) {
-    if (said.find(part) == std::string_view::npos) {
-      return ::testing::AssertionFailure() << "'" << said << "' has no '" << part << "'";
-    }
-  }
-  return ::testing::AssertionSuccess();
-}
 
 using enum Header::Status;
 

@@ -1,5 +1,6 @@
 #include <tenure/pipeline/schedule.h>
 
+#include "says.h"
 #include <tenure/core/error.h>
 #include <tenure/core/text.h>
 #include <tenure/pipeline/check.h>
@@ -13,16 +14,6 @@
 
 namespace tenure::pipeline {
 namespace {
-
-template <class... Parts>
-::testing::AssertionResult says(std::string_view said, const Parts&... parts) {
-  for (const std::string_view part : {std::string_view(parts)...}) {
-    if (said.find(part) == std::string_view::npos) {
-      return ::testing::AssertionFailure() << "'" << said << "' has no '" << part << "'";
-    }
-  }
-  return ::testing::AssertionSuccess();
-}
 
 using Stages = std::vector<uint32_t>;
 
