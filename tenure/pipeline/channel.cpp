@@ -99,10 +99,7 @@ void Channel::begin(uint64_t step, uint32_t send_slots, c10::Device device) {
   stats_.most_held_bytes = 0;
 }
 
-Channel::Key Channel::key(const Message& message) const {
-  return (uint64_t{2} * message.to_stage + static_cast<uint64_t>(message.cargo)) * microbatches_ +
-         message.microbatch;
-}
+Channel::Key Channel::key(const Message& message) const { return key_of(message, microbatches_); }
 
 c10d::ProcessGroup& Channel::group_to(uint32_t from, uint32_t to) const {
   return from < to ? *groups_.up : *groups_.down;

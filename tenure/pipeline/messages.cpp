@@ -14,11 +14,6 @@ namespace {
 // So many actions before the one that needs it.
 constexpr size_t kAhead = 1;
 
-uint64_t key_of(const Message& message, uint32_t microbatches) {
-  return (uint64_t{2} * message.to_stage + static_cast<uint64_t>(message.cargo)) * microbatches +
-         message.microbatch;
-}
-
 // All ranks doing their actions, as far as messages go: what is taken and what is sent. A send is
 // done when it is taken, not when it was asked for: where shapes are new, it is asked for only
 // then.
@@ -114,6 +109,11 @@ std::map<uint32_t, std::vector<Message>> sent_to(const Schedule& schedule, uint3
 }
 
 }  // namespace
+
+uint64_t key_of(const Message& message, uint32_t microbatches) {
+  return (uint64_t{2} * message.to_stage + static_cast<uint64_t>(message.cargo)) * microbatches +
+         message.microbatch;
+}
 
 std::optional<Message> needed_by(const Schedule& schedule, const Action& action) {
   Action needed;

@@ -30,6 +30,9 @@ struct Message {
   bool operator==(const Message&) const = default;
 };
 
+// A number that no other message of a step has.
+uint64_t key_of(const Message& message, uint32_t microbatches);
+
 // One rank's part of it, by position in its actions.
 struct MessagePlan {
   struct Step {
