@@ -119,6 +119,15 @@ at::Tensor Flat::piece_of(size_t index) {
   return out;
 }
 
+at::Tensor Flat::piece_from(size_t index, const at::Tensor& whole) const {
+  if (whole.sizes() != at::IntArrayRef(shapes_.at(index))) {
+    throw InputError(text("'", names_[index], "' has the shape ", at::IntArrayRef(shapes_[index]),
+                          ", and was given a tensor of ", whole.sizes()));
+  }
+  const at::NoGradGuard no_grad;
+  return part(whole.detach().reshape({-1}), layout_.held(index, rank_)).clone();
+}
+
 uint64_t Flat::writes_to_pieces() const {
   uint64_t out = 0;
   for (const auto& version : piece_versions_) {

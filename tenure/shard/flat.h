@@ -47,6 +47,9 @@ class Flat {
   // This rank's piece of all, and of one parameter: one dimension, perhaps no element.
   at::Tensor piece() const { return piece_.tensor(); }
   at::Tensor piece_of(size_t index);
+  // Of a whole tensor in the parameter's shape what this rank's piece has, in memory of its own.
+  // Throws InputError for another shape.
+  at::Tensor piece_from(size_t index, const at::Tensor& whole) const;
 
   // Whether somebody has written to the pieces since remember_pieces().
   void remember_pieces();

@@ -3,8 +3,8 @@
 #include <tenure/core/error.h>
 #include <tenure/core/text.h>
 #include <tenure/core/torch_compat.h>
+#include <tenure/shard/model_state.h>
 #include <tenure/shard/ops.h>
-#include <tenure/shard/sharder.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
@@ -30,109 +30,81 @@ int current_backward() { return torch::autograd::get_current_graph_task_id(); }
 
 }  // namespace
 
-// One forward of a unit, and the nodes that may read its parameters in backward.
-struct Call {
-  size_t nodes = 0;
-  size_t done = 0;
-  int backward = -1;  // in which it is gathered
-};
+bool Unit::State::has(const at::Tensor& tensor) const {
+  return tensor.defined() && tensor.has_storage() &&
+         std::ranges::find(storages, tensor.storage().unsafeGetStorageImpl()) != storages.end();
+}
 
-struct Unit::State {
-  std::shared_ptr<Model::State> model;
-  uint32_t number = 0;
-  std::vector<std::vector<at::Tensor>> pieces;    // by flat
-  std::vector<const c10::StorageImpl*> storages;  // of the whole parameters
-  size_t expected = 0;                            // gradients
-  size_t came = 0;
-  std::vector<std::shared_ptr<Call>> open;  // gathered for a backward
+Model::State::State(std::shared_ptr<Sharder> made, c10::intrusive_ptr<c10d::ProcessGroup> ranks,
+                    std::chrono::milliseconds patience)
+    : sharder(std::move(made)), group(std::move(ranks)), timeout(patience) {}
+Model::State::~State() = default;
 
-  bool has(const at::Tensor& tensor) const {
-    return tensor.defined() && tensor.has_storage() &&
-           std::ranges::find(storages, tensor.storage().unsafeGetStorageImpl()) != storages.end();
-  }
-  void before(const std::shared_ptr<Call>& call);
-  void after(const std::shared_ptr<Call>& call);
-  void take(uint32_t flat, size_t index, const at::Tensor& gradient);
-  void finish();
-  void close();
-};
-
-// REQUIRES of everything that backward calls: `mutex`.
-struct Model::State {
-  explicit State(std::shared_ptr<Sharder> made, c10::intrusive_ptr<c10d::ProcessGroup> ranks,
-                 std::chrono::milliseconds patience)
-      : sharder(std::move(made)), group(std::move(ranks)), timeout(patience) {}
-
-  std::shared_ptr<Sharder> sharder;
-  c10::intrusive_ptr<c10d::ProcessGroup> group;
-  std::chrono::milliseconds timeout;
-  mutable std::mutex mutex;
-  std::vector<std::weak_ptr<Unit::State>> units;
-  std::vector<at::Tensor> pieces;
-  uint32_t depth = 0;
-  std::set<int> backwards;  // that run
-
-  std::vector<std::shared_ptr<Unit::State>> living() const {
-    std::vector<std::shared_ptr<Unit::State>> out;
-    for (const auto& unit : units) {
-      if (auto one = unit.lock()) {
-        out.push_back(std::move(one));
-      }
-    }
-    return out;
-  }
-
-  void begin() {
-    const std::lock_guard lock(mutex);
-    if (depth++ == 0 && !compat::in_backward()) {
-      if (!backwards.empty()) {  // one that has never ended
-        backwards.clear();
-        sharder->drop_gradients();
-        for (const auto& unit : living()) {
-          unit->open.clear();
-          unit->came = 0;
-        }
-      }
-      sharder->begin_pass();
+std::vector<std::shared_ptr<Unit::State>> Model::State::living() const {
+  std::vector<std::shared_ptr<Unit::State>> out;
+  for (const auto& unit : units) {
+    if (auto one = unit.lock()) {
+      out.push_back(std::move(one));
     }
   }
+  return out;
+}
 
-  static void backward_runs(const std::shared_ptr<State>& self) {
-    const auto number = current_backward();
-    if (self->backwards.insert(number).second) {
-      torch::autograd::Engine::get_default_engine().queue_callback(
-          [self, number] { self->end_backward(number); });
-    }
+void Model::State::begin() {
+  const std::lock_guard lock(mutex);
+  if (depth++ == 0 && !compat::in_backward()) {
+    forget_backwards();
+    sharder->begin_pass();
   }
+}
 
-  void end_backward(int number) {
-    const std::lock_guard lock(mutex);
-    for (const auto& unit : living()) {
-      unit->close();
-    }
-    const bool alone = backwards.size() == 1;
-    set_gradients(sharder->end_backward(alone ? Backward::outermost : Backward::inner));
-    backwards.erase(number);
+void Model::State::forget_backwards() {
+  if (backwards.empty()) {
+    return;
   }
+  backwards.clear();
+  sharder->drop_gradients();
+  for (const auto& unit : living()) {
+    unit->open.clear();
+    unit->came = 0;
+  }
+}
 
-  void set_gradients(const std::vector<Reduced>& all) const {
-    for (const auto& one : all) {
-      const auto unit = units.at(one.unit).lock();
-      if (unit == nullptr) {
+void Model::State::backward_runs(const std::shared_ptr<State>& self) {
+  const auto number = current_backward();
+  if (self->backwards.insert(number).second) {
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [self, number] { self->end_backward(number); });
+  }
+}
+
+void Model::State::end_backward(int number) {
+  const std::lock_guard lock(mutex);
+  for (const auto& unit : living()) {
+    unit->close();
+  }
+  const bool alone = backwards.size() == 1;
+  set_gradients(sharder->end_backward(alone ? Backward::outermost : Backward::inner));
+  backwards.erase(number);
+}
+
+void Model::State::set_gradients(const std::vector<Reduced>& all) const {
+  for (const auto& one : all) {
+    const auto unit = units.at(one.unit).lock();
+    if (unit == nullptr) {
+      continue;
+    }
+    const auto& flat = unit->pieces.at(one.flat);
+    for (size_t i = 0; i < flat.size(); ++i) {
+      if (!one.came[i]) {
         continue;
       }
-      const auto& flat = unit->pieces.at(one.flat);
-      for (size_t i = 0; i < flat.size(); ++i) {
-        if (!one.came[i]) {
-          continue;
-        }
-        const auto mean = one.mean.narrow(0, flat[i].storage_offset(), flat[i].numel());
-        auto& gradient = flat[i].mutable_grad();
-        gradient = gradient.defined() ? gradient + mean : mean;
-      }
+      const auto mean = one.mean.narrow(0, flat[i].storage_offset(), flat[i].numel());
+      auto& gradient = flat[i].mutable_grad();
+      gradient = gradient.defined() ? gradient + mean : mean;
     }
   }
-};
+}
 
 void Unit::State::before(const std::shared_ptr<Call>& call) {
   const std::lock_guard lock(model->mutex);
@@ -220,8 +192,11 @@ class Taker final : public torch::autograd::PostAccumulateGradHook {
   Taker(const std::shared_ptr<State>& unit, uint32_t flat, size_t index)
       : unit_(unit), flat_(flat), index_(index) {}
   void operator()(const at::Tensor& parameter) override {
-    const auto gradient = std::exchange(parameter.mutable_grad(), {});
     const auto unit = unit_.lock();
+    if (unit != nullptr && unit->model->held) {
+      return;  // added up there, as in any parameter, until the hold ends
+    }
+    const auto gradient = std::exchange(parameter.mutable_grad(), {});
     if (gradient.defined() && unit != nullptr) {
       unit->take(flat_, index_, gradient);
     }
@@ -317,6 +292,9 @@ InUse::~InUse() {
 
 InUse Unit::use() const {
   auto& model = *state_->model;
+  if (model.held) {
+    return InUse(nullptr);
+  }
   model.begin();
   auto state = std::make_unique<InUse::State>();
   state->unit = state_;
@@ -396,6 +374,7 @@ Unit Model::unit(const std::string& name, const Parameters& parameters) {
     auto& of = state_->sharder->flat(unit->number, flat);
     of.hand_to(leaves[flat]);
     unit->storages.push_back(leaves[flat].front().storage().unsafeGetStorageImpl());
+    unit->leaves.push_back(leaves[flat]);
     unit->pieces.emplace_back();
     for (size_t i = 0; i < leaves[flat].size(); ++i) {
       const auto& leaf = leaves[flat][i];
@@ -408,6 +387,7 @@ Unit Model::unit(const std::string& name, const Parameters& parameters) {
       }
       unit->pieces.back().push_back(piece);
       state_->pieces.push_back(piece);
+      state_->places.push_back({unit->number, flat, i});
     }
   }
   state_->units.push_back(unit);
@@ -433,6 +413,39 @@ double Model::gradient_norm() const {
     return std::string("adding up the norms of gradients");
   });
   return std::sqrt(sum.item<double>());
+}
+
+std::vector<std::string> Model::names() const {
+  std::vector<std::string> out;
+  for (const auto& [unit, flat, index] : state_->places) {
+    out.push_back(state_->sharder->flat(unit, flat).names().at(index));
+  }
+  return out;
+}
+
+void Model::join(const std::vector<at::Tensor>& like_pieces, const Visit& visit) const {
+  const auto& pieces = state_->pieces;
+  const auto same = [](const at::Tensor& given, const at::Tensor& piece) {
+    return given.defined() && given.sizes() == piece.sizes();
+  };
+  if (!std::ranges::equal(like_pieces, pieces, same)) {
+    throw InputError("joining needs a tensor for each of pieces(), in its shape");
+  }
+  for (size_t begin = 0, end = 0; begin < pieces.size(); begin = end) {
+    const auto& [unit, flat, first] = state_->places[begin];
+    end = begin + state_->sharder->flat(unit, flat).names().size();
+    const std::vector<at::Tensor> of(like_pieces.begin() + static_cast<std::ptrdiff_t>(begin),
+                                     like_pieces.begin() + static_cast<std::ptrdiff_t>(end));
+    const auto whole = state_->sharder->join(unit, flat, of);
+    for (size_t i = begin; i < end; ++i) {
+      visit(i, whole[i - begin]);
+    }
+  }
+}
+
+at::Tensor Model::piece_of(size_t index, const at::Tensor& whole) const {
+  const auto& place = state_->places.at(index);
+  return state_->sharder->flat(place.unit, place.flat).piece_from(place.index, whole);
 }
 
 Stats Model::stats() const { return state_->sharder->stats(); }

@@ -24,7 +24,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -37,6 +39,7 @@ class Store;
 
 namespace tenure::shard {
 
+class Held;
 class InUse;
 
 class Unit {
@@ -71,6 +74,23 @@ class Model {
 
   // This rank's pieces of all parameters, for an optimizer. Their gradients are means over ranks.
   std::vector<at::Tensor> pieces() const;
+  // Their parameters' names, as given to unit().
+  std::vector<std::string> names() const;
+  // Whole tensors, in the parameters' shapes, from tensors in the shapes of pieces(): values,
+  // gradients, what an optimizer has. Parameters of a unit that have one dtype get tensors of one
+  // dtype, and no more than these are whole at a time, unless `visit` keeps them. A collective.
+  // Throws InputError for other shapes, before anything is sent.
+  using Visit = std::function<void(size_t index, const at::Tensor& whole)>;
+  void join(const std::vector<at::Tensor>& like_pieces, const Visit& visit) const;
+  // The part of a whole tensor that is this rank's, in memory of its own, as pieces()[index] is:
+  // one dimension, perhaps no element. No collective. Throws InputError for another shape.
+  at::Tensor piece_of(size_t index, const at::Tensor& whole) const;
+
+  // Gathers all units and keeps them so, for several forwards and backwards; see Held. Begins a
+  // pass; all ranks call it. Throws InputError if one lives already or a unit is in use,
+  // CollectiveError if a unit cannot be gathered.
+  [[nodiscard]] Held hold();
+
   // The norm of all gradients on all ranks; torch's clip_grad_norm_ would see this rank's. A
   // collective.
   double gradient_norm() const;
@@ -78,10 +98,36 @@ class Model {
   Stats stats() const;
 
  private:
-  struct State;
   friend class Unit;
   friend class InUse;
+  friend class Held;
+  struct State;
   std::shared_ptr<State> state_;
+};
+
+// While it lives all units are gathered: uses cost next to nothing, and parameters have their
+// gradients in `.grad`, where backwards add them up on this rank alone, in the parameter's dtype.
+// Uses in it end before it does, and so do backwards through what was computed in it. Move-only;
+// one thread at a time.
+class Held {
+ public:
+  Held(Held&& other) noexcept;
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  Held& operator=(Held&&) = delete;
+  // Without end(), after an exception say: releases the units, and gradients that came are lost. No
+  // collective.
+  ~Held();
+
+  // Releases the units and adds up gradients over ranks, once, into those of the pieces; nothing
+  // came: nothing is added up. All ranks call it. Throws MutationError if parameters or pieces were
+  // written to since hold(), CollectiveError if gradients cannot be added up; then they are lost.
+  void end();
+
+ private:
+  friend class Model;
+  explicit Held(std::shared_ptr<Model::State> model);
+  std::shared_ptr<Model::State> model_;  // none: ended; shared with the model, which may end first
 };
 
 // Move-only; ends on the thread that made it, innermost first.

@@ -12,6 +12,8 @@ std::string_view name_of(Phase phase) {
       return "the sum of its gradients";
     case Phase::end:
       return "the end of backward";
+    case Phase::hold:
+      return "a hold";
   }
   return "";
 }
@@ -55,7 +57,7 @@ std::vector<uint32_t> Order::ahead(size_t count) const {
     if (known_[at].phase == Phase::end) {
       break;
     }
-    if (known_[at].phase != Phase::reduce) {
+    if (known_[at].phase != Phase::reduce && known_[at].phase != Phase::hold) {
       out.push_back(known_[at].unit);
     }
   }

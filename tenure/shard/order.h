@@ -17,6 +17,7 @@ enum class Phase : uint8_t {
   backward,  // the same
   reduce,    // its gradients are added up over ranks
   end,       // of a backward: nothing that comes after it is gathered before it
+  hold,      // all units are needed, until the hold ends
 };
 
 std::string_view name_of(Phase phase);

@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 namespace tenure::shard {
@@ -36,6 +37,9 @@ Sharder::~Sharder() = default;
 uint32_t Sharder::add(const std::string& name, const std::vector<std::vector<std::string>>& names,
                       const std::vector<std::vector<at::Tensor>>& values, Stay stay) {
   const std::lock_guard lock(mutex_);
+  if (held_) {
+    throw InputError(text("unit '", name, "' comes while the model is held: end the hold before"));
+  }
   Unit unit;
   unit.name = name;
   unit.stay = stay;
@@ -61,6 +65,8 @@ std::string Sharder::tell(const Use& use) const {
       return text("adding up gradients of unit '", name, "'");
     case Phase::end:
       return "at the end of backward";
+    case Phase::hold:
+      return "gathering all units to hold them";
   }
   return {};
 }
@@ -92,6 +98,12 @@ void Sharder::wait(const Pending& pending, const Place& place) {
 
 void Sharder::begin_pass() {
   const std::lock_guard lock(mutex_);
+  if (!held_) {
+    start_pass();
+  }
+}
+
+void Sharder::start_pass() {
   order_.end_pass();
   ++passes_;
   finish_sums();
@@ -158,7 +170,7 @@ void Sharder::abandon(Unit& unit) {
 void Sharder::enter(uint32_t number, Phase phase) {
   const std::lock_guard lock(mutex_);
   auto& unit = units_.at(number);
-  if (unit.stay == Stay::whole_pass && unit.users != 0) {
+  if (held_ || (unit.stay == Stay::whole_pass && unit.users != 0)) {
     ++unit.users;
     return;
   }
@@ -200,6 +212,9 @@ void Sharder::begin_use(Unit& unit) {
 void Sharder::gather(uint32_t number, Phase phase) {
   const std::lock_guard lock(mutex_);
   auto& unit = units_.at(number);
+  if (held_) {
+    return;
+  }
   agree({number, phase});
   check_values(unit, phase);
   if (unit.life != Life::gathering && unit.life != Life::ready) {
@@ -236,7 +251,7 @@ void Sharder::prefetch() {
 void Sharder::leave(uint32_t number, Phase phase) {
   const std::lock_guard lock(mutex_);
   auto& unit = units_.at(number);
-  if (unit.users == 0) {
+  if (unit.users == 0 || (held_ && unit.users == 1)) {
     return;  // the pass it belonged to was given up
   }
   if (--unit.users != 0) {
@@ -268,9 +283,91 @@ void Sharder::release(Unit& unit, const std::string& when) {
   unit.stats.lag += lag;
   current_.lag += lag;
   const Releaser by{"shard", text(when, " of unit '", unit.name, "'")};
+  std::exception_ptr written;
   for (auto& flat : unit.flats) {
-    flat.release(by);
+    try {
+      flat.release(by);
+    } catch (const MutationError&) {  // the others go all the same
+      written = std::current_exception();
+    }
   }
+  if (written) {
+    std::rethrow_exception(written);
+  }
+}
+
+void Sharder::hold() {
+  const std::lock_guard lock(mutex_);
+  if (held_) {
+    throw InputError("the model is held already: end that hold before the next");
+  }
+  start_pass();
+  agree({0, Phase::hold});
+  try {
+    for (auto& unit : units_) {
+      check_values(unit, Phase::forward);
+      start_gather(unit);
+    }
+    for (uint32_t i = 0; i < units_.size(); ++i) {
+      finish_gather(units_[i], {i, Phase::hold});
+      units_[i].users = 1;  // the hold
+      needed_bytes_ += units_[i].stats.bytes;
+    }
+  } catch (...) {
+    release_held();
+    throw;
+  }
+  current_.peak_needed = needed_bytes_;
+  held_ = true;
+}
+
+void Sharder::release_held() {
+  held_ = false;
+  std::exception_ptr written;
+  for (auto& unit : units_) {
+    if (std::exchange(unit.users, 0) != 0) {
+      stop_using(unit);
+    }
+    if (unit.life == Life::gathering) {
+      abandon(unit);
+    } else if (unit.life == Life::ready) {
+      try {
+        release(unit, "the end of the hold");
+      } catch (const MutationError&) {
+        written = std::current_exception();
+      }
+    }
+  }
+  if (written) {
+    std::rethrow_exception(written);
+  }
+}
+
+void Sharder::let_go() {
+  const std::lock_guard lock(mutex_);
+  if (!held_) {
+    return;
+  }
+  release_held();
+  for (const auto& unit : units_) {
+    if (std::ranges::any_of(unit.flats, &Flat::pieces_written)) {
+      throw MutationError(text("the pieces of unit '", unit.name,
+                               "' were written to while it was held, by an optimizer's step, say: "
+                               "end the hold before it"));
+    }
+  }
+}
+
+void Sharder::drop_hold() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!held_) {
+    return;
+  }
+  try {
+    release_held();
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch) another exception is under way
+  }
+  drop_all_gradients();
 }
 
 void Sharder::touch(uint32_t unit) {
@@ -304,10 +401,11 @@ void Sharder::start_sums(uint32_t number) {
   const at::NoGradGuard no_grad;
   auto& unit = units_.at(number);
   const auto empty = [](const Gradients& gradients) { return gradients.empty(); };
-  if (sums_off_ || std::ranges::all_of(unit.gradients, empty)) {
+  if (sums_off_ || held_ || std::ranges::all_of(unit.gradients, empty)) {
     return;
   }
   agree({number, Phase::reduce});
+  ++unit.stats.reduces;
   finish_sums();  // one unit at a time, so that no more than that is held for it
   for (uint32_t i = 0; i < unit.flats.size(); ++i) {
     if (unit.gradients[i].empty()) {
@@ -340,6 +438,9 @@ void Sharder::share_came() {
 std::vector<Reduced> Sharder::end_backward(Backward which) {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_grad;
+  if (held_) {
+    return {};
+  }
   if (which == Backward::outermost) {
     for (uint32_t i = 0; i < units_.size(); ++i) {
       start_sums(i);  // what was put off, of units that had no part in this backward
@@ -363,6 +464,10 @@ std::vector<Reduced> Sharder::end_backward(Backward which) {
 
 void Sharder::drop_gradients() {
   const std::lock_guard lock(mutex_);
+  drop_all_gradients();
+}
+
+void Sharder::drop_all_gradients() {
   for (auto& unit : units_) {
     std::ranges::for_each(unit.gradients, &Gradients::drop);
   }

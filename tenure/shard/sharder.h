@@ -54,6 +54,15 @@ class Sharder {
   void gather(uint32_t number, Phase phase);
   void use(uint32_t number, Phase phase);
 
+  // Gathers all units in a pass of their own, and keeps them until let_go() or drop_hold(). As long
+  // as that lasts no other pass begins, uses change nothing and no sums are started. Throws
+  // InputError if a hold lasts already.
+  void hold();
+  // Releases what is held. Then throws MutationError if it was written to since, or its pieces.
+  void let_go();
+  // The same after an exception: what came of gradients goes too, and writes are not looked for.
+  void drop_hold() noexcept;
+
   // The unit was still in use a moment ago: its release lags behind this moment at most.
   void touch(uint32_t unit);
 
@@ -65,7 +74,7 @@ class Sharder {
   // While it is put off, gradients stay whole on each rank.
   void put_off_sums(bool off);
   // A backward is over: waits for its sums, and for those of units that still have gradients,
-  // unless another backward is around this one.
+  // unless another backward is around this one. In a hold nothing happens.
   std::vector<Reduced> end_backward(Backward which = Backward::outermost);
   // A backward was given up: what came of its gradients goes.
   void drop_gradients();
@@ -104,6 +113,7 @@ class Sharder {
     std::vector<bool> came;
   };
 
+  void start_pass();
   void start_gather(Unit& unit);
   void begin_use(Unit& unit);
   void check_values(Unit& unit, Phase phase);
@@ -113,6 +123,8 @@ class Sharder {
   void abandon(Unit& unit);
   void stop_using(Unit& unit);
   void release(Unit& unit, const std::string& when);
+  void release_held();
+  void drop_all_gradients();
   void prefetch();
   void finish_sums();
   // Before a use that starts collectives.
@@ -132,6 +144,7 @@ class Sharder {
   std::vector<Reduced> done_;  // not asked for yet
   std::vector<Fence> coming_;  // what is done, on its way to the host
   bool sums_off_ = false;
+  bool held_ = false;
   uint64_t passes_ = 0;
   uint64_t gathered_bytes_ = 0;
   uint64_t needed_bytes_ = 0;

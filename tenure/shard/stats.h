@@ -12,6 +12,7 @@ struct UnitStats {
   uint64_t bytes = 0;    // gathered
   uint64_t gathers = 0;  // ever
   uint64_t ahead = 0;    // of those, the ones that were begun before the unit was needed
+  uint64_t reduces = 0;  // sums of its gradients over ranks, ever
   double waited = 0;     // seconds that the host waited for gathers
   double moving = 0;     // seconds from the begin of gathers until they were waited for and done
   double lag = 0;        // seconds between last uses and their releases

@@ -2,6 +2,7 @@
 // gloo's headers, so a group is made in Python (tests/python/ranks.py) and handed over here. Every
 // case runs without the GIL, as Tenure's own threads do.
 
+#include "held_model.h"
 #include "sharded_model.h"
 #include <tenure/core/hold.h>
 #include <tenure/core/scope.h>
@@ -84,6 +85,12 @@ PYBIND11_MODULE(tenure_rank_cases, m) {
   m.def("train_sharded", &train_sharded, NoGil());
   m.def("release_sharded", &release_sharded, NoGil());
   m.def("misuse_sharded", &misuse_sharded, NoGil());
+  m.def("held_gradients", &held_gradients, NoGil());
+  m.def("held_kinds", &held_kinds, NoGil());
+  m.def("held_evaluation", &held_evaluation, NoGil());
+  m.def("held_misuse", &held_misuse, NoGil());
+  m.def("held_alone", &held_alone, NoGil());
+  m.def("joined_pieces", &joined_pieces, NoGil());
   py::class_<Ring>(m, "Ring")
       .def_readonly("total", &Ring::total)
       .def_readonly("received", &Ring::received)

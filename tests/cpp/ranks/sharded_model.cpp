@@ -1,68 +1,17 @@
 // A sharded model of C++ on several ranks.
 #include "sharded_model.h"
 
-#include <tenure/core/error.h>
-#include <tenure/shard/model.h>
+#include "sharded_net.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <functional>
-#include <optional>
-#include <string>
 #include <vector>
 
 namespace {
 
-using tenure::shard::InUse;
 using tenure::shard::Model;
-using tenure::shard::Unit;
-
-struct Block {
-  at::Tensor up, down, bias;
-  std::optional<Unit> unit;
-
-  explicit Block(double seed)
-      : up(at::arange(7 * 5, at::kFloat).view({7, 5}).mul(0.01).add(seed).sin().mul(0.3)),
-        down(at::arange(5 * 7, at::kFloat).view({5, 7}).mul(0.02).add(seed).cos().mul(0.3)),
-        bias(at::full({5}, seed, at::kFloat)) {
-    for (auto* leaf : {&up, &down, &bias}) {
-      leaf->requires_grad_();
-    }
-  }
-
-  at::Tensor forward(const at::Tensor& x) const {
-    std::optional<InUse> use;
-    if (unit) {
-      use.emplace(unit->use());
-    }
-    return x + at::linear(at::gelu(at::linear(x, up)), down, bias);
-  }
-};
-
-struct Net {
-  std::vector<Block> blocks{Block(0.1), Block(0.2), Block(0.3)};
-
-  at::Tensor loss(const at::Tensor& x) const {
-    auto h = x;
-    for (const auto& block : blocks) {
-      h = block.forward(h);
-    }
-    return h.square().mean();
-  }
-  void shard(Model& model) {
-    for (size_t i = 0; i < blocks.size(); ++i) {
-      auto& block = blocks[i];
-      block.unit = model.unit("blocks." + std::to_string(i),
-                              {{"up", block.up}, {"down", block.down}, {"bias", block.bias}});
-    }
-  }
-};
-
-at::Tensor batch(int rank, int step) {
-  return at::arange(4 * 5, at::kFloat).view({4, 5}).add(rank * 10 + step).sin();
-}
 
 double step(const Net& net, const std::vector<at::Tensor>& leaves, int rank, int number) {
   const auto loss = net.loss(batch(rank, number));
@@ -97,15 +46,6 @@ std::vector<double> plain_losses(int rank, int ranks, int steps) {
     }
   }
   return out;
-}
-
-bool throws(const std::function<void()>& todo) {
-  try {
-    todo();
-  } catch (const std::exception&) {
-    return true;
-  }
-  return false;
 }
 
 }  // namespace

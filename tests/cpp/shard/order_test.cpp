@@ -44,6 +44,16 @@ TEST(Order, NothingBehindTheEndOfABackwardIsAhead) {
   EXPECT_EQ(order.ahead(9), (Units{0}));
 }
 
+TEST(Order, AHoldNeedsNoUnitAhead) {
+  Order order;
+  const std::vector<Use> held{{0, Phase::hold}, {0, Phase::reduce}, {1, Phase::reduce}};
+  pass(order, held);
+  pass(order, held);
+  EXPECT_TRUE(order.ahead(9).empty());
+  EXPECT_TRUE(order.use(held[0]));
+  EXPECT_FALSE(order.use({0, Phase::forward})) << "a use instead of a sum";
+}
+
 TEST(Order, APassLikeTheOneBeforeIsSureFromItsBegin) {
   Order order;
   pass(order, kStep);
