@@ -16,3 +16,4 @@ void bind_scopes(pybind11::module_& m);
 void bind_shard(pybind11::module_& m);
 void bind_storage(pybind11::module_& m);
 void bind_train(pybind11::module_& m);
+void bind_trainer(pybind11::module_& m);

@@ -16,6 +16,7 @@ PYBIND11_MODULE(_C, m) {
   bind_shard(m);
   bind_pipeline(m);
   bind_train(m);
+  bind_trainer(m);
   // Called when the interpreter has ended: deleters that need it must not run after this.
   Py_AtExit([] { tenure::forget_storages_from_now_on(); });
 }

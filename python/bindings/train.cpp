@@ -157,8 +157,12 @@ void bind_files(py::module_& m) {
         return std::pair(std::move(tensors), file.metadata());
       },
       py::arg("path"), NoGil());
-  m.def("train_write_safetensors", &train::write_safetensors, py::arg("path"), py::arg("weights"),
-        py::arg("metadata"), NoGil());
+  m.def(
+      "train_write_safetensors",
+      [](const std::string& path, const train::Weights& weights, const train::Metadata& metadata) {
+        train::write_safetensors(path, weights, metadata);
+      },
+      py::arg("path"), py::arg("weights"), py::arg("metadata"), NoGil());
 }
 
 void bind_data(py::module_& m) {

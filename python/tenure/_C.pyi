@@ -900,3 +900,71 @@ class TrainAdamW:
     def zero_grad(self) -> None: ...
     def state(self) -> list[tuple[str, torch.Tensor]]: ...
     def load_state(self, state: list[tuple[str, torch.Tensor]]) -> None: ...
+
+class TrainJob:
+    steps: int
+    ranks: int
+    def __init__(
+        self,
+        model: TrainConfig,
+        data: str,
+        *,
+        weights: str = "",
+        validation: str = "",
+        rows: int = 16,
+        length: int = 128,
+        microbatches: int = 4,
+        steps: int,
+        learning_rate: float = 6e-4,
+        least_learning_rate: float = 0.0,
+        warm_up: int = 0,
+        beta1: float = 0.9,
+        beta2: float = 0.95,
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+        clip: float = 1.0,
+        seed: int = 0,
+        pp: int = 1,
+        vpp: int = 0,
+        dp: int = 1,
+        schedule: str = "1f1b",
+        zero: int = 0,
+        offload: str = "none",
+        offload_budget: int | None = None,
+        recompute: bool = False,
+        device: torch.device = ...,
+        bf16: bool = False,
+        evaluate_every: int = 0,
+        evaluate_batches: int = 4,
+        sample_every: int = 0,
+        sample_tokens: int = 128,
+        prompt: str = "def ",
+        checkpoints: str = "",
+        save_every: int = 0,
+        keep: int = 2,
+        resume: bool = False,
+        strict: bool = True,
+        timeout: float = 300.0,
+    ) -> None: ...
+    def check(self, ranks: int) -> None: ...
+
+def train_newest_checkpoint(folder: str) -> str | None: ...
+def train_checkpoint_step(path: str) -> int: ...
+
+class Trainer:
+    begin_step: int
+    parameters: int
+    def __init__(
+        self,
+        job: TrainJob,
+        *,
+        pipe_up: torch.distributed.ProcessGroup,
+        pipe_down: torch.distributed.ProcessGroup,
+        pipe_side: torch.distributed.ProcessGroup,
+        data_group: torch.distributed.ProcessGroup,
+        data_side: torch.distributed.ProcessGroup,
+        world_side: torch.distributed.ProcessGroup,
+        store: torch.distributed.Store,
+    ) -> None: ...
+    def run(self, listener: object) -> None: ...
+    def weights(self) -> list[tuple[str, torch.Tensor]]: ...

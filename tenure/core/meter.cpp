@@ -3,6 +3,7 @@
 #include <tenure/core/storage_ref.h>
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <dlfcn.h>
 
@@ -77,6 +78,13 @@ bool is_told(c10::DeviceType type) {
   return g_told[static_cast<size_t>(type)] || (type == c10::DeviceType::CUDA && trace_cuda());
 }
 
+// "cuda" is the one that is current.
+c10::Device with_index(c10::Device device) {
+  return device.is_cpu() || device.has_index()
+             ? device
+             : c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
 void raise_to(std::atomic<int64_t>& peak, int64_t value) {
   auto seen = peak.load(std::memory_order_relaxed);
   while (seen < value && !peak.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
@@ -85,16 +93,16 @@ void raise_to(std::atomic<int64_t>& peak, int64_t value) {
 
 }  // namespace
 
-Meter::Meter(c10::Device device) : device_(device) {
+Meter::Meter(c10::Device device) : device_(with_index(device)) {
   if (device.is_cpu() && !is_told(device.type())) {
     return;
   }
   precision_ = Precision::sampled;
-  last_own_peak_ = own_figures(device).peak;
+  last_own_peak_ = own_figures(device_).peak;
   if (is_told(device.type())) {
     for (auto& level : levels()) {
       int free = -1;
-      if (level.device.compare_exchange_strong(free, device_tag(device))) {
+      if (level.device.compare_exchange_strong(free, device_tag(device_))) {
         level_ = &level;
         g_in_use.fetch_add(1);
         precision_ = Precision::traced;

@@ -6,7 +6,6 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 namespace tenure::train {
@@ -85,7 +84,7 @@ Gpt2Head::Gpt2Head(const ModelConfig& config, const at::Tensor& tied, at::Device
                                           {config.vocab, config.width}, Begin::normal)) {}
 
 at::Tensor Gpt2Head::forward(const at::Tensor& x) {
-  return at::linear(norm(x, norm_weight_, norm_bias_, eps_), matrix_);
+  return logits_of(norm(x, norm_weight_, norm_bias_, eps_), matrix_);
 }
 
 }  // namespace tenure::train

@@ -1,8 +1,12 @@
 #include <tenure/train/layer.h>
 
+#include <tenure/train/hash.h>
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,12 +18,9 @@ namespace {
 
 constexpr double kDeviation = 0.02;
 
-// FNV-1a, then the finisher of SplitMix64: names that differ in one digit get unlike seeds.
+// The hash, then the finisher of SplitMix64: names that differ in one digit get unlike seeds.
 uint64_t seed_of(uint64_t seed, std::string_view name) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char next : name) {
-    hash = (hash ^ static_cast<unsigned char>(next)) * 0x100000001b3;
-  }
+  auto hash = hash_of(name.data(), name.size());
   hash += (seed + 1) * 0x9e3779b97f4a7c15;
   hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9;
   hash = (hash ^ (hash >> 27)) * 0x94d049bb133111eb;
@@ -67,6 +68,20 @@ void Layer::initialize(uint64_t seed) {
                    at::make_generator<at::CPUGeneratorImpl>(seed_of(seed, weight.name)));
     weight.value.copy_(values);
   }
+}
+
+// Note [Odd vocabularies]
+// GPT-2 has 50,257 tokens. Where a size is no multiple of 8 CUDA's matrix products take kernels of
+// an older kind: on an H200 those of the head took half of a step, 62 of 132 ms at 124M. Rows of
+// zeros are added to the matrix, and their logits are left out again.
+at::Tensor logits_of(const at::Tensor& x, const at::Tensor& matrix) {
+  constexpr int64_t multiple = 64;
+  const auto missing = (multiple - matrix.size(0) % multiple) % multiple;
+  if (!x.is_cuda() || missing == 0) {
+    return at::linear(x, matrix);
+  }
+  const auto padded = at::constant_pad_nd(matrix, {0, 0, 0, missing});
+  return at::linear(x, padded).narrow(-1, 0, matrix.size(0));
 }
 
 }  // namespace tenure::train

@@ -57,4 +57,7 @@ class Layer : public torch::nn::Module {
   std::vector<Weight> weights_;
 };
 
+// x times the transpose of a matrix [V, C], for any V. See Note [Odd vocabularies].
+at::Tensor logits_of(const at::Tensor& x, const at::Tensor& matrix);
+
 }  // namespace tenure::train

@@ -80,7 +80,7 @@ LlamaHead::LlamaHead(const ModelConfig& config, const at::Tensor& tied, at::Devi
                                {config.vocab, config.width}, Begin::normal)) {}
 
 at::Tensor LlamaHead::forward(const at::Tensor& x) {
-  return at::linear(norm(x, norm_, eps_), matrix_);
+  return logits_of(norm(x, norm_, eps_), matrix_);
 }
 
 }  // namespace tenure::train

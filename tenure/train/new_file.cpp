@@ -53,6 +53,8 @@ void NewFile::fail(int error) const {
 }
 
 void NewFile::write(const void* data, size_t bytes) {
+  written_.bytes += bytes;
+  written_.hash = hash_of(data, bytes, written_.hash);
   const auto* from = static_cast<const char*>(data);
   while (bytes > 0) {
     const auto done = ::write(fd_, from, bytes);
@@ -71,18 +73,22 @@ void NewFile::commit() {
     fail(errno);
   }
   ::close(std::exchange(fd_, -1));
-  // The name itself must survive a crash, too. A file system that cannot sync folders has none.
-  const int folder = ::open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  sync_folder(folder_of(path_));
+}
+
+void sync_folder(const std::string& path) {
+  const int folder = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder >= 0) {
     ::fsync(folder);
     ::close(folder);
   }
 }
 
-void write_whole(const std::string& path, std::string_view content) {
+Written write_whole(const std::string& path, std::string_view content) {
   NewFile file(path);
   file.write(content.data(), content.size());
   file.commit();
+  return file.written();
 }
 
 }  // namespace tenure::train

@@ -272,7 +272,8 @@ at::Tensor SafetensorsFile::read(const std::string& name) const {
   return out;
 }
 
-void write_safetensors(const std::string& path, const Weights& weights, const Metadata& metadata) {
+Written write_safetensors(const std::string& path, const Weights& weights,
+                          const Metadata& metadata) {
   // The widest first, so that each begins at a multiple of its width.
   auto in_order = weights;
   std::ranges::stable_sort(in_order, std::ranges::greater{},
@@ -289,6 +290,7 @@ void write_safetensors(const std::string& path, const Weights& weights, const Me
     file.write(here.const_data_ptr(), here.nbytes());
   }
   file.commit();
+  return file.written();
 }
 
 }  // namespace tenure::train

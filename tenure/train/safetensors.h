@@ -4,6 +4,7 @@
 #pragma once
 
 #include <tenure/train/input_file.h>
+#include <tenure/train/new_file.h>
 #include <tenure/train/weights.h>
 
 #include <ATen/core/Tensor.h>
@@ -46,6 +47,7 @@ class SafetensorsFile {
 // Writes a whole file or none, see NewFile. Tensors may be on any device and need not be
 // contiguous; one of them at a time is copied to the host. Throws InputError for a name given twice
 // and for a type that the format does not have.
-void write_safetensors(const std::string& path, const Weights& weights, const Metadata& metadata);
+Written write_safetensors(const std::string& path, const Weights& weights,
+                          const Metadata& metadata);
 
 }  // namespace tenure::train

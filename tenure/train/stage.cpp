@@ -104,6 +104,10 @@ Weights Stage::named_weights() const {
   return out;
 }
 
+std::string embedding_name(ModelKind kind) {
+  return kind == ModelKind::gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
+}
+
 std::vector<std::string> weight_names(const ModelConfig& config) {
   std::vector<std::string> names;
   for (const auto& [name, value] : Stage(config, {0, config.layers}, at::kMeta).named_weights()) {

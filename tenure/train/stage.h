@@ -70,6 +70,9 @@ class Stage : public torch::nn::Module {
   std::optional<at::Tensor> tied_;
 };
 
+// The name of the matrix that turns tokens into vectors, and of a head that is tied to it.
+std::string embedding_name(ModelKind kind);
+
 // The names of all weights of the whole model.
 std::vector<std::string> weight_names(const ModelConfig& config);
 

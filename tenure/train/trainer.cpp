@@ -1,0 +1,519 @@
+#include <tenure/train/trainer.h>
+
+#include <tenure/core/error.h>
+#include <tenure/core/meter.h>
+#include <tenure/core/sample.h>
+#include <tenure/core/text.h>
+#include <tenure/offload/active.h>
+#include <tenure/pipeline/pipeline.h>
+#include <tenure/shard/collectives.h>
+#include <tenure/train/batches.h>
+#include <tenure/train/checkpoint.h>
+#include <tenure/train/chunk.h>
+#include <tenure/train/gradients.h>
+#include <tenure/train/sample.h>
+#include <tenure/train/world.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <array>
+#include <chrono>
+#include <utility>
+
+namespace tenure::train {
+namespace {
+
+constexpr double kNotKnown = -1;
+
+std::optional<int64_t> known(double figure) {
+  return figure == kNotKnown ? std::nullopt : std::optional(static_cast<int64_t>(figure));
+}
+
+double figure_of(std::optional<int64_t> value) {
+  return value ? static_cast<double>(*value) : kNotKnown;
+}
+
+// "embedding, layers 0-1"
+std::string described(const std::vector<LayerRange>& stages, const pipeline::Schedule& schedule,
+                      uint32_t rank) {
+  std::string out;
+  const auto add = [&](const std::string& part) { out += text(out.empty() ? "" : ", ", part); };
+  for (const auto number : schedule.stages_of(rank)) {
+    const auto& range = stages.at(number);
+    if (number == 0) {
+      add("embedding");
+    }
+    add(range.size() == 1 ? text("layer ", range.first)
+                          : text("layers ", range.first, "-", range.last - 1));
+    if (schedule.is_last(number)) {
+      add("head");
+    }
+  }
+  return out;
+}
+
+// All stages once, one after the other: for a model that is asked, not trained.
+pipeline::Schedule one_after_the_other(const pipeline::Schedule& like) {
+  pipeline::Schedule out{
+      .name = "sample", .microbatches = 1, .rank_of_stage = like.rank_of_stage, .actions = {}};
+  out.actions.resize(like.ranks());
+  for (uint32_t stage = 0; stage < like.stages(); ++stage) {
+    out.actions[like.rank_of_stage[stage]].push_back(
+        {.stage = stage, .microbatch = 0, .kind = pipeline::Kind::forward});
+  }
+  for (auto stage = like.stages(); stage-- > 0;) {
+    out.actions[like.rank_of_stage[stage]].push_back(
+        {.stage = stage, .microbatch = 0, .kind = pipeline::Kind::backward});
+  }
+  return out;
+}
+
+std::optional<Checkpoint> begun_in(const Job& job) {
+  const auto newest =
+      job.resume && !job.checkpoints.empty() ? newest_checkpoint(job.checkpoints) : std::nullopt;
+  return newest ? std::optional<Checkpoint>(std::in_place, *newest) : std::nullopt;
+}
+
+Stages stages_on(const Job& job, const pipeline::Schedule& schedule, uint32_t rank,
+                 const std::optional<Checkpoint>& begun) {
+  const auto ranges = stages_of(job, schedule);
+  Stages out;
+  for (const auto number : schedule.stages_of(rank)) {
+    auto stage = std::make_shared<Stage>(job.model, ranges.at(number), job.device);
+    if (begun) {
+      load_weights(*stage, begun->weights());
+    } else if (!job.weights.empty()) {
+      load_weights(*stage, SavedWeights(job.weights));
+    } else {
+      stage->initialize(job.seed);
+    }
+    out.push_back(std::move(stage));
+  }
+  return out;
+}
+
+std::unique_ptr<Parameters> parameters_of(const Job& job, const Stages& stages,
+                                          const DataGroup& data) {
+  if (job.zero == Zero::none) {
+    return whole_parameters(stages, data);
+  }
+  // See Note [Gathered for a step].
+  const auto stays = job.pp > 1 ? Gathered::whole_step : Gathered::while_used;
+  return sharded_parameters(stages, data, stays);
+}
+
+// A copy has a name of its own in the optimizer, which knows each once.
+std::string name_in_optimizer(const Parameters::Entry& entry) {
+  return entry.is_copy ? entry.name + " (head)" : entry.name;
+}
+
+AdamW optimizer_of(const Job& job, const Parameters& parameters) {
+  std::vector<AdamW::Parameter> all;
+  for (const auto& entry : parameters.entries()) {
+    all.push_back({name_in_optimizer(entry), entry.value, entry.decay});
+  }
+  return {std::move(all), job.optimizer};
+}
+
+std::unique_ptr<offload::Session> session_of(const Job& job) {
+  if (!job.offload) {
+    return nullptr;
+  }
+  offload::Options options;
+  options.budget = job.offload_budget;
+  options.target = job.device.is_cpu() ? offload::Target::copy : offload::Target::host;
+  return std::make_unique<offload::Session>(std::move(options));
+}
+
+std::vector<int64_t> tokens_of(const std::string& prompt) {
+  std::vector<int64_t> out;
+  for (const char next : prompt) {
+    out.push_back(static_cast<unsigned char>(next));
+  }
+  return out;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+}  // namespace
+
+// Note [Gathered for a step]
+// In a pipeline a rank's weights are used by every microbatch in turn, so they are gathered once a
+// step, and their gradients are added up over ranks once. A rank that has all layers and few
+// microbatches gathers each layer when it is its turn: there the memory matters more.
+struct Trainer::State {
+  State(const Job& given, TrainGroups with);
+
+  StepReport step(int64_t number);
+  double evaluate();
+  std::vector<int64_t> sample_text(int64_t number);
+  std::string save(int64_t number);
+  void load_optimizer();
+  void take(Batch batch);
+  std::unique_ptr<pipeline::Pipeline> pipeline_with(pipeline::Schedule schedule, bool strict);
+  pipeline::StepResult pass(pipeline::Pass kind);
+  template <class Work>
+  auto in_step(const Work& work);
+  bool has_last() const { return schedule.rank_of_stage.back() == pipe_rank; }
+  std::vector<double> figures(double loss) const;
+
+  Job job;
+  TrainGroups groups;
+  World world;
+  std::optional<HostCount> counting;  // before any tensor that is to be counted
+  std::optional<Meter> meter;
+  uint32_t pipe_rank;
+  int64_t data_rank;
+  pipeline::Schedule schedule;
+  std::optional<Checkpoint> begun;
+  int64_t begin = 0;
+  Stages stages;
+  std::unique_ptr<Parameters> parameters;
+  AdamW optimizer;
+  std::unique_ptr<offload::Session> session;
+  Microbatches microbatches;
+  std::unique_ptr<pipeline::Pipeline> pipe;
+  std::unique_ptr<pipeline::Pipeline> asked;  // for samples: one microbatch
+  Batches training;
+  Batches validation;
+  pipeline::Loss loss_of;
+  bool enough = false;  // this rank's listener says so
+  Meter::Reading memory;
+};
+
+namespace {
+
+BatchOptions batches_of(const Job& job, int64_t data_rank) {
+  return {.rows = job.rows,
+          .length = job.length,
+          .rank = data_rank,
+          .ranks = job.dp,
+          .seed = job.seed,
+          .vocab = job.model.vocab};
+}
+
+// Without evaluation nothing is read from it, and it may be too short.
+Batches validation_of(const Job& job, int64_t data_rank) {
+  const auto [training, rest] = training_and_validation(job);
+  return {job.evaluate_every > 0 ? rest : training, batches_of(job, data_rank)};
+}
+
+}  // namespace
+
+Trainer::State::State(const Job& given, TrainGroups with)
+    : job((check(given, with.world->getSize()), given)),
+      groups(std::move(with)),
+      world(groups.world, job.timeout),
+      pipe_rank(static_cast<uint32_t>(world.rank() / job.dp)),
+      data_rank(world.rank() % job.dp),
+      schedule(pipeline_of(job)),
+      begun(begun_in(job)),
+      optimizer({}, {}),
+      training(training_and_validation(job).first, batches_of(job, data_rank)),
+      validation(validation_of(job, data_rank)) {
+  groups.data.timeout = job.timeout;
+  if (job.device.is_cpu() && job.strict) {
+    counting.emplace();
+  }
+  stages = stages_on(job, schedule, pipe_rank, begun);
+  meter.emplace(job.device);  // there may have been no device's allocator to ask before
+  parameters = parameters_of(job, stages, groups.data);
+  optimizer = optimizer_of(job, *parameters);
+  session = session_of(job);
+  if (begun) {
+    begin = begun->step();
+    load_optimizer();
+  }
+  training.seek(begin);
+  pipe = pipeline_with(schedule, job.strict);
+  if (job.sample_every > 0) {
+    asked = pipeline_with(one_after_the_other(schedule), false);
+  }
+  loss_of = [this](uint32_t microbatch, const std::vector<at::Tensor>& outputs) {
+    return loss(outputs.front(), microbatches.targets.at(microbatch));
+  };
+}
+
+std::unique_ptr<pipeline::Pipeline> Trainer::State::pipeline_with(pipeline::Schedule of,
+                                                                  bool strict) {
+  std::vector<std::unique_ptr<pipeline::Stage>> chunks;
+  for (size_t i = 0; i < stages.size(); ++i) {
+    chunks.push_back(std::make_unique<Chunk>(*stages[i], i, *parameters, microbatches, job));
+  }
+  return std::make_unique<pipeline::Pipeline>(
+      std::move(of), std::move(chunks), groups.pipe,
+      pipeline::Options{.timeout = job.timeout,
+                        .strict = strict ? pipeline::Strict::on : pipeline::Strict::off});
+}
+
+void Trainer::State::load_optimizer() {
+  const auto& entries = parameters->entries();
+  auto state = optimizer.state();
+  constexpr size_t of_each = 3;  // in the order of the entries
+  for (size_t i = 0; i < state.size(); ++i) {
+    const auto entry = i / of_each;
+    auto& [name, value] = state[i];
+    auto in_file = name;
+    if (entries[entry].is_copy) {
+      in_file.resize(name.size() - name_in_optimizer(entries[entry]).size());
+      in_file += entries[entry].name;
+    }
+    const auto whole = begun->optimizer_state(in_file);
+    value = whole.dim() == 0 ? whole : parameters->own_part(entry, whole.to(job.device));
+  }
+  optimizer.load_state(state);
+}
+
+void Trainer::State::take(Batch batch) {
+  const auto split = [&](const at::Tensor& all) {
+    return all.to(job.device).chunk(job.microbatches);
+  };
+  microbatches.tokens = split(batch.tokens);
+  microbatches.targets = split(batch.targets);
+}
+
+// Weights are in place while it runs; whatever it throws, they are not afterwards.
+template <class Work>
+auto Trainer::State::in_step(const Work& work) {
+  parameters->begin();
+  try {
+    auto out = work();
+    parameters->end();
+    return out;
+  } catch (...) {
+    parameters->give_up();
+    throw;
+  }
+}
+
+pipeline::StepResult Trainer::State::pass(pipeline::Pass kind) {
+  if (kind == pipeline::Pass::forward || !session) {
+    return pipe->step(kind, loss_of);
+  }
+  std::vector<StorageRef> stay;
+  for (const auto& weight : parameters->weights()) {
+    stay.emplace_back(weight);
+  }
+  session->never(std::move(stay));
+  offload::Active active(*session);
+  auto out = pipe->step(kind, loss_of);
+  active.end();
+  return out;
+}
+
+std::vector<double> Trainer::State::figures(double loss) const {
+  const auto promise = pipe->promise();
+  const auto stats = pipe->stats();
+  return {has_last() ? 1.0 : 0.0,
+          loss,
+          enough ? 1.0 : 0.0,
+          static_cast<double>(stats.most_in_flight.all()),
+          static_cast<double>(promise.in_flight.all()),
+          figure_of(stats.peak_bytes),
+          figure_of(promise.bytes),
+          static_cast<double>(memory.current),
+          static_cast<double>(memory.peak),
+          static_cast<double>(Sampler::shared().sample().process.rss)};
+}
+
+StepReport Trainer::State::step(int64_t number) {
+  const auto began = std::chrono::steady_clock::now();
+  take(training.next());
+  const auto result = in_step([&] { return pass(pipeline::Pass::train); });
+  const auto last = schedule.stages() - 1;
+  add_tied(*parameters, groups.pipe,
+           {.first = schedule.rank_of_stage.front(), .last = schedule.rank_of_stage[last]},
+           job.timeout);
+  const auto norm = clip(*parameters, groups.pipe, groups.data, job.clip);
+  StepReport report;
+  report.step = number;
+  report.learning_rate = learning_rate(job.learning_rate, number - 1);
+  optimizer.step(report.learning_rate);
+  optimizer.zero_grad();
+  report.norm = norm.item<double>();
+  memory = meter->read();
+  const auto own = has_last() ? result.loss.item<double>() : 0.0;
+  double losses = 0;
+  bool stop = false;
+  const auto ranges = stages_of(job, schedule);
+  const auto all = world.share(figures(own), "reporting a step");
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const auto& of = all[rank];
+    losses += of[0] * of[1];
+    stop = stop || of[2] != 0;
+    report.ranks.push_back({
+        .stages =
+            described(ranges, schedule, static_cast<uint32_t>(static_cast<int64_t>(rank) / job.dp)),
+        .in_flight = static_cast<uint32_t>(of[3]),
+        .in_flight_bound = static_cast<uint32_t>(of[4]),
+        .activations = known(of[5]),
+        .activations_bound = known(of[6]),
+        .allocated = static_cast<int64_t>(of[7]),
+        .peak = static_cast<int64_t>(of[8]),
+        .rss = static_cast<int64_t>(of[9]),
+    });
+  }
+  enough = stop;
+  report.loss = losses / static_cast<double>(job.dp);
+  report.tokens = job.rows * job.length * job.dp;
+  report.seconds = seconds_since(began);
+  return report;
+}
+
+double Trainer::State::evaluate() {
+  const at::NoGradGuard no_grad;
+  validation.seek(0);
+  double sum = 0;
+  in_step([&] {
+    for (int64_t i = 0; i < job.evaluate_batches; ++i) {
+      take(validation.next());
+      const auto result = pass(pipeline::Pass::forward);
+      sum += has_last() ? result.loss.item<double>() : 0.0;
+    }
+    return true;
+  });
+  double all = 0;
+  for (const auto& of : world.share({sum}, "reporting an evaluation")) {
+    all += of.front();
+  }
+  return all / static_cast<double>(job.evaluate_batches * job.dp);
+}
+
+std::vector<int64_t> Trainer::State::sample_text(int64_t number) {
+  const auto generator =
+      at::make_generator<at::CPUGeneratorImpl>(job.seed + static_cast<uint64_t>(number));
+  const auto root = static_cast<int64_t>(schedule.rank_of_stage.back());
+  // Every rank draws, from the same logits with the same generator: all know the next token.
+  const auto ask = [&](const at::Tensor& tokens) {
+    microbatches.tokens = {tokens};
+    const auto result = asked->step(pipeline::Pass::forward, {});
+    auto logits = has_last() ? result.outputs.front().front().select(1, -1).to(at::kFloat)
+                             : at::empty({1, job.model.vocab});
+    logits = logits.to(at::kCPU).contiguous();
+    if (schedule.ranks() > 1) {
+      std::vector<at::Tensor> row{logits};
+      c10d::BroadcastOptions options;
+      options.rootRank = root;
+      shard::Pending(groups.pipe.side->broadcast(row, options)).wait(job.timeout, [] {
+        return std::string("sharing the logits of a sample");
+      });
+    }
+    return logits.unsqueeze(1);
+  };
+  const auto prompt = tokens_of(job.prompt);
+  return in_step([&] {
+    return sample(ask, prompt, {.count = job.sample_tokens, .context = job.model.context},
+                  generator, job.device);
+  });
+}
+
+std::string Trainer::State::save(int64_t number) {
+  const at::NoGradGuard no_grad;
+  const auto& entries = parameters->entries();
+  const bool writes = data_rank == 0;
+  NewCheckpoint::Part part;
+  part.parts = job.pp;
+  part.number = writes ? pipe_rank + 1 : 0;
+  const auto join_into = [&](Weights& out, const std::vector<at::Tensor>& own,
+                             const std::string& prefix) {
+    parameters->join(own, [&](size_t i, const at::Tensor& whole) {
+      if (writes && !entries[i].is_copy) {
+        out.emplace_back(prefix + entries[i].name, whole.detach().to(at::kCPU, true, true));
+      }
+    });
+  };
+  std::vector<at::Tensor> values;
+  for (const auto& entry : entries) {
+    values.push_back(entry.value);
+  }
+  join_into(part.weights, values, "");
+  constexpr std::array kinds{"exp_avg.", "exp_avg_sq.", "step."};
+  const auto state = optimizer.state();
+  for (size_t kind = 0; kind < kinds.size(); ++kind) {
+    std::vector<at::Tensor> own;
+    for (size_t i = kind; i < state.size(); i += kinds.size()) {
+      own.push_back(state[i].second);
+    }
+    if (own.front().dim() != 0) {
+      join_into(part.optimizer, own, kinds.at(kind));
+      continue;
+    }
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if (!entries[i].is_copy) {
+        part.optimizer.emplace_back(kinds.at(kind) + entries[i].name, own[i]);
+      }
+    }
+  }
+  const NewCheckpoint checkpoint(
+      job.checkpoints, number,
+      [this](bool well, const std::string& doing) { world.require_all(well, doing); });
+  auto path = checkpoint.write(part, job.model, world.rank() == 0);
+  if (world.rank() == 0) {
+    remove_older(job.checkpoints, job.keep);
+  }
+  return path;
+}
+
+Trainer::Trainer(const Job& job, TrainGroups groups)
+    : state_(std::make_unique<State>(job, std::move(groups))) {}
+Trainer::~Trainer() = default;
+
+void Trainer::run(Listener& listener) {
+  auto& state = *state_;
+  const auto& job = state.job;
+  const auto due = [](int64_t every, int64_t number) { return every > 0 && number % every == 0; };
+  const auto prompt = tokens_of(job.prompt);
+  for (auto number = state.begin + 1; number <= job.steps(); ++number) {
+    const auto report = state.step(number);
+    const bool stops = state.enough;  // what all ranks agreed on
+    const bool last = stops || number == job.steps();
+    state.enough = !listener.stepped(report) || stops;
+    if (due(job.evaluate_every, number) || (last && job.evaluate_every > 0)) {
+      listener.evaluated(number, state.evaluate());
+    }
+    if (due(job.sample_every, number) || (last && job.sample_every > 0)) {
+      listener.sampled(number, prompt, state.sample_text(number));
+    }
+    if (!job.checkpoints.empty() && (due(job.save_every, number) || last)) {
+      listener.saved(number, state.save(number));
+    }
+    if (last) {
+      break;
+    }
+  }
+}
+
+int64_t Trainer::steps() const { return state_->job.steps(); }
+
+int64_t Trainer::begin_step() const { return state_->begin; }
+
+int64_t Trainer::parameters() const {
+  int64_t out = 0;
+  const auto& model = state_->job.model;
+  for (const auto& [name, value] : Stage(model, {0, model.layers}, at::kMeta).named_weights()) {
+    out += value.numel();
+  }
+  return out;
+}
+
+Weights Trainer::weights() const {
+  const at::NoGradGuard no_grad;
+  const auto& entries = state_->parameters->entries();
+  std::vector<at::Tensor> values;
+  for (const auto& entry : entries) {
+    values.push_back(entry.value);
+  }
+  Weights out;
+  state_->parameters->join(values, [&](size_t i, const at::Tensor& whole) {
+    out.emplace_back(entries[i].name, whole.detach().to(at::kCPU, true, true));
+  });
+  return out;
+}
+
+}  // namespace tenure::train

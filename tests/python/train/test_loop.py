@@ -1,0 +1,387 @@
+"""The training loop: what every way to split it must give, resuming, and what it leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+
+import tenure
+from ranks import run_ranks
+from tenure import _C
+
+STEPS = 6
+SCHEDULES = ["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v", "dualpipev"]
+
+
+@dataclass
+class Heard:
+    """A listener that keeps all it is told."""
+
+    stop_at: int = 10**9
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[tuple[int, float]] = field(default_factory=list)
+    samples: list[list[int]] = field(default_factory=list)
+    saved_at: list[str] = field(default_factory=list)
+
+    def stepped(self, report: dict[str, Any]) -> bool:
+        self.reports.append(report)
+        return report["step"] < self.stop_at
+
+    def evaluated(self, step: int, loss: float) -> None:
+        self.evaluations.append((step, loss))
+
+    def sampled(self, _step: int, _prompt: list[int], tokens: list[int]) -> None:
+        self.samples.append(tokens)
+
+    def saved(self, _step: int, path: str) -> None:
+        self.saved_at.append(path)
+
+
+def tiny(kind: str = "gpt2") -> _C.TrainConfig:
+    return _C.TrainConfig(
+        kind=kind, layers=4, heads=2, kv_heads=2 if kind == "gpt2" else 1, width=16, hidden=32,
+        vocab=256, context=32, tied=kind == "gpt2",
+    )  # fmt: skip
+
+
+def job(model: _C.TrainConfig | None = None, **options: Any) -> _C.TrainJob:
+    chosen: dict[str, Any] = {
+        "rows": 8,
+        "length": 16,
+        "microbatches": 4,
+        "steps": STEPS,
+        "learning_rate": 1e-2,
+        "warm_up": 2,
+        "seed": 7,
+        "timeout": 30.0,
+    }
+    chosen.update(options)
+    return _C.TrainJob(model or tiny(), str(Path(__file__).parent), **chosen)
+
+
+def trainer(of: _C.TrainJob, rank: int, pp: int, dp: int) -> _C.Trainer:
+    """Rank r is rank r // dp of pipeline r % dp."""
+
+    def mine(all_groups: list[list[int]]) -> Any:
+        made = [dist.new_group(ranks, timeout=timedelta(seconds=30)) for ranks in all_groups]
+        return next(group for group, ranks in zip(made, all_groups, strict=True) if rank in ranks)
+
+    pipe = mine([[stage * dp + replica for stage in range(pp)] for replica in range(dp)])
+    data = mine([[stage * dp + replica for replica in range(dp)] for stage in range(pp)])
+    store = dist.PrefixStore(f"stage{rank // dp}", dist.distributed_c10d._get_default_store())
+    return _C.Trainer(
+        of,
+        pipe_up=pipe,
+        pipe_down=pipe,
+        pipe_side=pipe,
+        data_group=data,
+        data_side=data,
+        world_side=dist.group.WORLD,
+        store=store,
+    )
+
+
+def trained(
+    rank: int, _ranks: int, pp: int, dp: int, options: dict[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor], Heard]:
+    torch.manual_seed(0)
+    kind = options.pop("kind", "gpt2")
+    stop_at = options.pop("stop_at", 10**9)
+    one = trainer(job(tiny(kind), pp=pp, dp=dp, **options), rank, pp, dp)
+    heard = Heard(stop_at)
+    one.run(heard)
+    return heard.reports, dict(one.weights()), heard
+
+
+def run(pp: int = 1, dp: int = 1, **options: Any) -> list[Any]:
+    return run_ranks(trained, pp * dp, pp, dp, options)
+
+
+@cache
+def plain(kind: str = "gpt2", rows: int = 8) -> list[Any]:
+    return run(kind=kind, rows=rows)
+
+
+def weights(results: list[Any]) -> dict[str, torch.Tensor]:
+    merged: dict[str, torch.Tensor] = {}
+    for _, own, _ in results:
+        for name, value in own.items():
+            if name in merged:  # copies of a tied matrix, replicas
+                assert torch.equal(merged[name], value), name
+            merged[name] = value
+    return merged
+
+
+def losses(results: list[Any]) -> list[float]:
+    return [report["loss"] for report in results[0][0]]
+
+
+def same(results: list[Any], others: list[Any], tolerance: float = 0.0) -> None:
+    ours, theirs = weights(results), weights(others)
+    assert ours.keys() == theirs.keys()
+    torch.testing.assert_close(losses(results), losses(others), rtol=0, atol=tolerance)
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=tolerance, msg=name)
+
+
+class TestPlain:
+    def test_is_what_pytorch_does(self) -> None:
+        """The loop by hand, from torch's own parts."""
+        ours = plain()
+        found, learned = run_ranks(by_hand, 1)[0]
+        assert losses(ours) == found
+        for name, value in weights(ours).items():
+            assert torch.equal(value, learned[name]), name
+
+    def test_learns(self) -> None:
+        results = run(steps=60)
+        assert losses(results)[-1] < losses(results)[0] - 1
+
+
+def by_hand(_rank: int, _ranks: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    model = _C.TrainStage(tiny(), seed=7)
+    named = dict(model.named_weights())
+    matrices = [value for value in named.values() if value.dim() >= 2]
+    others = [value for value in named.values() if value.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    tokens = _C.TrainTokens.open(str(Path(__file__).parent))
+    batches = _C.TrainBatches(tokens, rows=8, length=16, seed=7)
+    found = []
+    for step in range(STEPS):
+        x, y = batches.next()
+        total = torch.zeros(())
+        for one, target in zip(x.chunk(4), y.chunk(4), strict=True):
+            loss = _C.train_loss(model(one), target)
+            loss.backward(torch.tensor(0.25))  # type: ignore[no-untyped-call]
+            total = total + loss.detach() * 0.25
+        torch.nn.utils.clip_grad_norm_(named.values(), 1.0, foreach=True)
+        warming = 1e-2 * (step + 1) / 2
+        done = torch.tensor((step - 2) / (STEPS - 2), dtype=torch.float64)
+        cosine = 1e-2 * (1 + torch.cos(torch.pi * done).item()) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = warming if step < 2 else cosine
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(total.item())
+    return found, {name: value.detach() for name, value in named.items()}
+
+
+class TestSplit:
+    @pytest.mark.parametrize("kind", ["gpt2", "llama"])
+    @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+    def test_in_a_pipeline_it_learns_the_same(self, schedule: str, kind: str) -> None:
+        # Norms of parts are added up in another order, and scale gradients.
+        same(run(pp=2, schedule=schedule, kind=kind), plain(kind), 2e-6)
+
+    @pytest.mark.parametrize("schedule", sorted(set(SCHEDULES) - {"1f1b", "zb-h1"}))
+    def test_by_every_schedule(self, schedule: str) -> None:
+        same(run(pp=2, schedule=schedule), plain(), 2e-6)
+
+    def test_by_a_schedule_of_ones_own(self, tmp_path: Path) -> None:
+        path = tmp_path / "mine.csv"
+        path.write_text(tenure.pipelining.schedule("1f1b", 2, 4).csv())
+        same(run(pp=2, schedule=str(path)), plain(), 2e-6)
+
+    @pytest.mark.parametrize("zero", [0, 3])
+    def test_over_data_parallel_ranks(self, zero: int) -> None:
+        same(run(dp=2, rows=4, microbatches=2, zero=zero), plain(), 5e-6)
+
+    @pytest.mark.parametrize("zero", [0, 3])
+    def test_both_ways(self, zero: int) -> None:
+        same(run(pp=2, dp=2, rows=4, microbatches=2, zero=zero), plain(), 5e-6)
+
+    def test_with_everything(self) -> None:
+        options = {"zero": 3, "recompute": True, "offload": "all", "schedule": "zb-v"}
+        same(run(pp=2, dp=2, rows=4, microbatches=4, **options), plain(), 5e-6)
+
+
+class TestMemory:
+    @pytest.mark.parametrize("recompute", [False, True])
+    @pytest.mark.parametrize("offload", ["none", "all"])
+    def test_moved_or_made_again_it_is_the_same(self, offload: str, recompute: bool) -> None:
+        same(run(offload=offload, recompute=recompute), plain())
+
+    def test_recomputing_takes_less(self) -> None:
+        stored, again = (
+            run(recompute=recompute)[0][0][-1]["ranks"][0]["activations"]
+            for recompute in (False, True)
+        )
+        assert again < stored / 2
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"pp": 1},
+            {"pp": 2},
+            {"pp": 2, "schedule": "zb-h1"},
+            {"dp": 2, "zero": 3},
+            {"pp": 2, "dp": 1, "zero": 3},
+        ],
+        ids=str,
+    )
+    def test_is_flat_and_within_the_bound(self, options: dict[str, Any]) -> None:
+        for reports, _, _ in run(steps=20, **options):
+            for rank in range(len(reports[0]["ranks"])):
+                settled = [report["ranks"][rank] for report in reports[3:]]
+                assert len({one["allocated"] for one in settled}) == 1
+                assert len({one["peak"] for one in settled}) == 1
+                for one in settled:
+                    assert one["in_flight"] <= one["in_flight_bound"]
+                    assert 0 < one["activations"] <= one["activations_bound"]
+
+
+class TestMeanwhile:
+    def test_evaluates_and_samples(self) -> None:
+        options = {"evaluate_every": 3, "sample_every": 6, "sample_tokens": 8}
+        for pp in (1, 2):
+            for _, _, heard in run(pp=pp, **options):
+                assert [step for step, _ in heard.evaluations] == [3, 6]
+                assert all(4 < loss < 6 for _, loss in heard.evaluations)
+                assert [len(tokens) for tokens in heard.samples] == [8]
+
+    def test_a_pipeline_says_what_one_rank_says(self) -> None:
+        options = {"evaluate_every": 3, "sample_every": 6, "sample_tokens": 8}
+        alone, split = (run(pp=pp, **options)[0][2] for pp in (1, 2))
+        assert alone.samples == split.samples
+        torch.testing.assert_close(alone.evaluations, split.evaluations, rtol=0, atol=1e-5)
+
+    def test_asking_changes_nothing(self) -> None:
+        asked = run(evaluate_every=2, sample_every=2, sample_tokens=2)
+        quiet = run(evaluate_every=100, sample_every=0)
+        same(asked, quiet)
+
+    def test_all_ranks_stop_when_one_has_enough(self, tmp_path: Path) -> None:
+        results = run(pp=2, steps=50, stop_at=4, checkpoints=str(tmp_path))
+        ends = {reports[-1]["step"] for reports, _, _ in results}
+        assert len(ends) == 1
+        assert 4 <= ends.pop() <= 5
+        assert all(len(heard.saved_at) == 1 for _, _, heard in results)
+
+
+class TestCheckpoints:
+    WAYS = [{}, {"pp": 2}, {"dp": 2, "zero": 3, "rows": 4}, {"pp": 2, "dp": 2, "zero": 3}]
+
+    @pytest.mark.parametrize("ways", WAYS, ids=str)
+    def test_a_resumed_run_is_the_unbroken_one(self, ways: dict[str, Any], tmp_path: Path) -> None:
+        unbroken = run(**ways)
+        first = run(**ways, checkpoints=str(tmp_path), save_every=2, stop_at=2)
+        assert len(first[0][0]) < STEPS
+        # What was saved beyond step 2 goes: as if the run had been killed.
+        for path in tmp_path.iterdir():
+            if path.name > "step-000002":
+                for file in path.iterdir():
+                    file.unlink()
+                path.rmdir()
+        second = run(**ways, checkpoints=str(tmp_path), resume=True)
+        assert [report["step"] for report in second[0][0]] == [3, 4, 5, 6]
+        assert losses(second) == losses(unbroken)[2:]
+        for name, value in weights(unbroken).items():
+            assert torch.equal(weights(second)[name], value), name
+
+    def test_goes_on_with_other_ranks(self, tmp_path: Path) -> None:
+        run(pp=2, dp=2, rows=4, zero=3, steps=2, checkpoints=str(tmp_path))
+        there = {"checkpoints": str(tmp_path), "resume": True, "keep": 0}
+        resumed = run(**there)
+        assert [report["step"] for report in resumed[0][0]] == [3, 4, 5, 6]
+
+    def test_keeps_as_many_as_it_is_told(self, tmp_path: Path) -> None:
+        run(checkpoints=str(tmp_path), save_every=1, keep=3)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "step-000004",
+            "step-000005",
+            "step-000006",
+        ]
+
+    def test_hugging_face_loads_them(self, tmp_path: Path) -> None:
+        transformers = pytest.importorskip("transformers")
+        results = run(pp=2, checkpoints=str(tmp_path))
+        model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "step-000006")
+        theirs = dict(model.named_parameters())
+        for name, value in weights(results).items():
+            assert torch.equal(theirs[name], value), name
+
+    @pytest.mark.parametrize("file", ["checkpoint.json", "model-00001-of-00001.safetensors"])
+    @pytest.mark.parametrize("how", ["cut", "changed", "gone"])
+    def test_a_damaged_one_is_refused(self, file: str, how: str, tmp_path: Path) -> None:
+        run(checkpoints=str(tmp_path))
+        path = tmp_path / "step-000006" / file
+        content = bytearray(path.read_bytes())
+        content[-9] ^= 1
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(content[:-9] if how == "cut" else content)
+        again = job(checkpoints=str(tmp_path), resume=True)
+        if file == "checkpoint.json" and how == "changed":
+            content[-9] ^= 1
+            path.write_bytes(bytes(content).replace(b'"hash"', b'"harsh"'))
+        with pytest.raises(tenure.InputError, match="is damaged: .*remove it to go on"):
+            again.check(1)
+
+    def test_of_another_model_is_refused(self, tmp_path: Path) -> None:
+        run(checkpoints=str(tmp_path))
+        with pytest.raises(tenure.InputError, match="another model"):
+            job(tiny("llama"), checkpoints=str(tmp_path), resume=True).check(1)
+
+    def test_what_was_not_finished_is_not_read(self, tmp_path: Path) -> None:
+        run(checkpoints=str(tmp_path), steps=2)
+        (tmp_path / "step-000009.partial").mkdir()
+        resumed = run(checkpoints=str(tmp_path), resume=True)
+        assert resumed[0][0][0]["step"] == 3
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000006"]
+
+
+class TestBadJobs:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"pp": 8}, "more stages than layers"),
+            ({"pp": 2, "vpp": 4, "schedule": "interleaved-1f1b"}, "more stages than layers"),
+            ({"microbatches": 3}, "cannot be split into 3 microbatches"),
+            ({"length": 64}, "longer than the model's context, 32"),
+            ({"steps": 0}, "number of steps must be 1 or more"),
+            ({"rows": 0}, "rows of a batch"),
+            ({"schedule": "2f2b"}, "2f2b"),
+            ({"offload": "budget", "offload_budget": 1 << 10}, "budget of 1.0 KiB cannot be met"),
+            ({"validation": "nowhere.txt", "evaluate_every": 1}, "nowhere.txt"),
+            ({"weights": "nowhere"}, "nowhere"),
+            ({"resume": True}, "nothing to resume from"),
+            ({"clip": -1.0}, "clipped"),
+            ({"learning_rate": float("nan")}, "learning rate"),
+            ({"beta1": 1.0}, "beta1"),
+            ({"sample_every": 1, "prompt": ""}, "prompt"),
+            ({"timeout": 0.0}, "timeout"),
+        ],
+    )
+    def test_say_so_in_a_sentence(self, options: dict[str, Any], words: str) -> None:
+        wrong = job(**options)
+        with pytest.raises(tenure.InputError, match=words):
+            wrong.check(options.get("pp", 1))
+
+    def test_for_other_ranks(self) -> None:
+        with pytest.raises(tenure.InputError, match=r"for 4 ranks \(pp 2 times dp 2\).* are 3"):
+            job(pp=2, dp=2).check(3)
+
+    def test_a_text_of_three_bytes(self, tmp_path: Path) -> None:
+        path = tmp_path / "short.txt"
+        path.write_text("abc")
+        with pytest.raises(tenure.InputError, match="too short"):
+            _C.TrainJob(tiny(), str(path), steps=1).check(1)
+
+    def test_zero_of_a_stage_that_there_is_not(self) -> None:
+        with pytest.raises(tenure.InputError, match="stage 0.* or 3"):
+            job(zero=2)
+
+    def test_a_file_with_a_deadlock(self, tmp_path: Path) -> None:
+        path = tmp_path / "stuck.csv"
+        path.write_text("0F0,0B0,0F1,0B1\n1B0,1F0,1F1,1B1\n")
+        with pytest.raises(tenure.InputError, match=r"stuck\.csv|1B0"):
+            job(pp=2, microbatches=2, schedule=str(path)).check(2)
