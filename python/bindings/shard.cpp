@@ -46,6 +46,7 @@ void bind_stats(py::module_& m) {
       .def_readonly("bytes", &shard::UnitStats::bytes)
       .def_readonly("gathers", &shard::UnitStats::gathers)
       .def_readonly("ahead", &shard::UnitStats::ahead)
+      .def_readonly("reduces", &shard::UnitStats::reduces)
       .def_readonly("waited_seconds", &shard::UnitStats::waited)
       .def_readonly("moving_seconds", &shard::UnitStats::moving)
       .def_readonly("lag_seconds", &shard::UnitStats::lag);
@@ -115,6 +116,9 @@ void bind_shard(py::module_& m) {
             self.leave(unit, phase_named(phase));
           },
           py::arg("unit"), py::arg("phase"), NoGil())
+      .def("hold", &shard::Sharder::hold, NoGil())
+      .def("let_go", &shard::Sharder::let_go, NoGil())
+      .def("drop_hold", &shard::Sharder::drop_hold, NoGil())
       .def("touch", &shard::Sharder::touch, py::arg("unit"), NoGil())
       .def("take", &shard::Sharder::take, py::arg("unit"), py::arg("flat"), py::arg("parameter"),
            py::arg("gradient"), NoGil())

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
@@ -18,6 +19,10 @@ from tenure.errors import InputError
 from tenure.pipelining.microbatches import split, weights_of
 from tenure.pipelining.promises import Bound, PipelineStats
 from tenure.pipelining.schedules import Schedule, schedule
+from tenure.sharding.identity import sharded_in, whole_parameters
+
+if TYPE_CHECKING:
+    from tenure.sharding.sharded import Sharded
 
 __all__ = ["Pipeline"]
 
@@ -44,6 +49,10 @@ class Pipeline:
         strict: Hold every step against the bound, by the allocator's figures, and raise
             :class:`~tenure.BudgetError` when it is exceeded or something is left at the end. Costs
             a look at the allocator for each action, and on the CPU a count of all its tensors.
+        stay_gathered: Whether stages that are sharded (:func:`tenure.shard`) are gathered once a
+            step and add up their gradients over ranks once, after this rank's last backward. If
+            not, they do both for each microbatch: more to send, and less memory, which is not known
+            to the bound: not with `strict`.
 
     Example:
         >>> import tenure, torch
@@ -70,6 +79,7 @@ class Pipeline:
         *,
         timeout: float = 300.0,
         strict: bool = False,
+        stay_gathered: bool = True,
     ) -> None:
         """All ranks of the group call it. Raises InputError if they do not say the same."""
         modules = [stage] if isinstance(stage, nn.Module) else list(stage)
@@ -82,6 +92,11 @@ class Pipeline:
             )
         if loss is not None and not callable(loss):
             raise InputError(f"loss is a function of an output and a target, not {loss!r}")
+        if strict and not stay_gathered and any(map(sharded_in, modules)):
+            raise InputError(
+                "strict=True needs sharded stages that stay gathered: the bound does not know when "
+                "others gather"
+            )
         if not 0 < timeout <= 86_400:
             raise InputError(f"timeout is a number of seconds up to a day, not {timeout!r}")
         found: object = group if group is not None else dist.group.WORLD
@@ -105,6 +120,7 @@ class Pipeline:
             )
         self._stages = [_Stage(module, number) for module, number in zip(modules, own, strict=True)]
         self._number = next(self._numbers)
+        self._stay_gathered = stay_gathered
         self._runtime = _C.PipelineRuntime(
             self.schedule.data, self._stages, up, down, side, timeout, strict
         )
@@ -155,23 +171,34 @@ class Pipeline:
     def _run(
         self, train: bool, args: tuple[Any, ...], target: Any, kwargs: dict[str, Any]
     ) -> tuple[torch.Tensor | None, list[list[torch.Tensor]]]:
-        try:
-            targets = self._take(train, args, target, kwargs)
-        except Exception as error:
-            self._runtime.refuse(f"{type(error).__name__}: {error}")
-            raise
-        loss = None
-        if self._last and (train or target is not None):
-            loss = _LossOf(self.loss, targets, self._stages[-1])
-        try:
-            return self._runtime.step(train, loss, weights_of(targets, self.microbatches))
-        except BaseException as error:
-            if self._runtime.failed_in:
-                error.add_note(f"rank {self.rank}, in {self._runtime.failed_in}")
-            raise
-        finally:
-            for stage in self._stages:
-                stage.clear()
+        with ExitStack() as held:
+            try:
+                targets = self._take(train, args, target, kwargs)
+                for model in self._to_hold():
+                    held.enter_context(model.hold())
+            except Exception as error:
+                self._runtime.refuse(f"{type(error).__name__}: {error}")
+                raise
+            loss = None
+            if self._last and (train or target is not None):
+                loss = _LossOf(self.loss, targets, self._stages[-1])
+            try:
+                made = self._runtime.step(train, loss, weights_of(targets, self.microbatches))
+            except BaseException as error:
+                if self._runtime.failed_in:
+                    error.add_note(f"rank {self.rank}, in {self._runtime.failed_in}")
+                raise
+            finally:
+                for stage in self._stages:
+                    stage.clear()
+        return made
+
+    def _to_hold(self) -> list[Sharded]:
+        """The sharded models that this rank's stages are, or are parts of, but for those held."""
+        if not self._stay_gathered:
+            return []
+        found = {id(model): model for stage in self._stages for model in sharded_in(stage.module)}
+        return [model for model in found.values() if not model.held]
 
     def _take(
         self, train: bool, args: tuple[Any, ...], target: Any, kwargs: dict[str, Any]
@@ -218,7 +245,8 @@ class _Stage:
         return list(tensors)
 
     def parameters(self) -> list[torch.Tensor]:
-        return list(self.module.parameters())
+        """Gradients come to whole parameters first, and then to the pieces of those sharded."""
+        return [*self.module.parameters(), *whole_parameters(self.module)]
 
     def clear(self) -> None:
         self.args = None

@@ -49,6 +49,14 @@ def _metadata(node: Any) -> dict[Any, Any]:
     return found
 
 
+def _require_plain(gradient: torch.Tensor) -> None:
+    if gradient.requires_grad:
+        raise InputError(
+            "backward(create_graph=True): there are no gradients of gradients of a sharded "
+            "model, for its parameters are released when they would be needed"
+        )
+
+
 def keep_out_of_graphs() -> None:
     """Has Dynamo leave alone what hooks do where a module is not compiled as a whole.
 
@@ -170,18 +178,14 @@ class Unit:
     def train(self, trained: list[list[bool]]) -> None:
         """Which of the gathered parameters have gradients, by flat."""
         self._expected = 0
-        for flat, parameters in enumerate(self._flats):
-            for index, weak in enumerate(parameters):
-                parameter = weak()
-                if parameter is None:
-                    continue  # its module was replaced
-                wanted = trained[flat][index]
-                parameter.requires_grad_(wanted)
-                self._expected += wanted
-                if wanted and (flat, index) not in self._watched:
-                    self._watched.add((flat, index))
-                    add: Any = parameter.register_post_accumulate_grad_hook
-                    add(self._taker(flat, index))
+        for flat, index, parameter in self._parameters():
+            wanted = trained[flat][index]
+            parameter.requires_grad_(wanted)
+            self._expected += wanted
+            if wanted and (flat, index) not in self._watched:
+                self._watched.add((flat, index))
+                add: Any = parameter.register_post_accumulate_grad_hook
+                add(self._taker(flat, index))
 
     def install(self, module: nn.Module) -> None:
         """From now on the module's forward gathers and releases."""
@@ -192,12 +196,12 @@ class Unit:
     # Forward.
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
-            return  # the graph gathers
+        if torch.compiler.is_compiling() or self.model.held:
+            return  # the graph gathers, or it is gathered
         self.enter_forward(module, args, kwargs, sys._getframe(1))
 
     def _after(self, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self.model.held:
             return
         self.leave_forward(output)
 
@@ -244,8 +248,10 @@ class Unit:
         weak = weakref.ref(self)  # a compiled graph has the parameter, and may outlive the model
 
         def take(parameter: torch.Tensor) -> None:
-            gradient, parameter.grad = parameter.grad, None
             unit = weak()
+            if unit is not None and unit.model.held:
+                return  # added up there, as in any parameter, until the hold ends
+            gradient, parameter.grad = parameter.grad, None
             # None: a compiled graph has handed it over.
             if gradient is not None and unit is not None:
                 unit.take(flat, index, gradient)
@@ -254,11 +260,7 @@ class Unit:
 
     def take(self, flat: int, index: int, gradient: torch.Tensor) -> None:
         """A parameter's gradient has come."""
-        if gradient.requires_grad:
-            raise InputError(
-                "backward(create_graph=True): there are no gradients of gradients of a sharded "
-                "model, for its parameters are released when they would be needed"
-            )
+        _require_plain(gradient)
         self.model.backward_runs()
         self.model.sharder.take(self.number, flat, index, gradient)
         self._came += 1
@@ -285,6 +287,30 @@ class Unit:
         for call in calls:
             call.start_over()  # a retained graph may be gone through again
         self.model.sharder.add_up(self.number)
+
+    # Held.
+
+    def add_up(self) -> None:
+        """A hold is over: what backwards have left in the parameters is added up over ranks."""
+        for flat, index, parameter in self._parameters():
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is not None:
+                _require_plain(gradient)
+                self.model.sharder.take(self.number, flat, index, gradient)
+        self.model.sharder.add_up(self.number)
+
+    def drop_gradients(self) -> None:
+        """A hold was given up."""
+        for _, _, parameter in self._parameters():
+            parameter.grad = None
+
+    def _parameters(self) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """Those that are alive, by flat and place in it: a module may have been replaced."""
+        for flat, parameters in enumerate(self._flats):
+            for index, weak in enumerate(parameters):
+                parameter = weak()
+                if parameter is not None:
+                    yield flat, index, parameter
 
     def forget(self) -> None:
         """A pass was given up: an exception has ended it."""

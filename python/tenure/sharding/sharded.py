@@ -68,6 +68,7 @@ class Sharded(OptimizerState):
         self.sharder = sharder
         self.ahead = ahead
         self.graphs: list[Compiled] = []
+        self.held = False
         self.number = sharder.number()
         self._left: dict[int, int] = {}
         self._adds_up = True
@@ -189,6 +190,44 @@ class Sharded(OptimizerState):
             self._adds_up = before
             self.sharder.put_off_sums(not before)
 
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """All units are gathered as long as this lasts, for several forwards and backwards.
+
+        Gradients are added up in the whole parameters, in their dtype, and over ranks at the end,
+        once; an exception drops them. Ranks begin and end it together. It takes the memory of the
+        whole parameters and of their gradients.
+
+        Raises:
+            InputError: It is held already, or runs.
+            MutationError: At the end: parameters or pieces were written to; gradients are dropped.
+        """
+        self._recover()
+        if self.held:
+            raise InputError("the model is held already: end that hold before the next")
+        if self._depth > 0 or current_backward() != -1:
+            raise InputError("a sharded model cannot be held while it runs")
+        self._prepare()
+        try:
+            self.sharder.hold()
+            self.held = True
+            yield
+            self._end_hold()
+        except BaseException:
+            self.held = False
+            self.sharder.drop_hold()
+            self.sharder.drop_gradients()
+            for unit in self._living():
+                unit.drop_gradients()
+            raise
+
+    def _end_hold(self) -> None:
+        self.held = False
+        self.sharder.let_go()
+        for unit in self._living():
+            unit.add_up()
+        self._set_gradients(self.sharder.end_backward(outermost=True))
+
     def full_gradients(self) -> dict[str, torch.Tensor]:
         """The gradients that there are, whole, by name. A collective."""
         return self._whole(lambda piece: piece.grad)
@@ -236,25 +275,32 @@ class Sharded(OptimizerState):
         Args:
             running: The frame that runs as long as the module does.
         """
+        self._recover()
+        if self._depth == 0 and current_backward() == -1 and not self.held:
+            self._outermost = running
+            self._prepare()
+            self.sharder.begin_pass()
+        self._depth += 1
+
+    def _recover(self) -> None:
+        """Torch calls no hook for what ends a module without being an Exception: Ctrl-C."""
         if self._depth > 0 and self._outermost is not None and _has_ended(self._outermost):
-            # Torch calls no hook for what ends it without being an Exception: Ctrl-C.
             self._depth = 0
             for unit in self._living():
                 unit.forget()
-        if self._depth == 0 and current_backward() == -1:
-            self._outermost = running
-            self._arrivals.require_none()
-            self._follow_freezing()
-            for hook in self.leaf_hooks:
-                hook.remove()
-            self.leaf_hooks.clear()
-            if self._backwards:  # one that has never ended
-                self._backwards.clear()
-                self.sharder.drop_gradients()
-                for unit in self._living():
-                    unit.forget()
-            self.sharder.begin_pass()
-        self._depth += 1
+
+    def _prepare(self) -> None:
+        """A pass is about to begin."""
+        self._arrivals.require_none()
+        self._follow_freezing()
+        for hook in self.leaf_hooks:
+            hook.remove()
+        self.leaf_hooks.clear()
+        if self._backwards:  # one that has never ended
+            self._backwards.clear()
+            self.sharder.drop_gradients()
+            for unit in self._living():
+                unit.forget()
 
     def _living(self) -> list[Unit]:
         return [unit for one in self._units if (unit := one()) is not None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tenure
 from ranks import run_ranks
+from tenure import _C
 
 BOTH = ["1f1b", "zb-h1"]
 WAYS = ["recomputed", "offloaded", "accumulated"]
@@ -60,32 +63,85 @@ def whole(replicas: int) -> list[list[torch.Tensor]]:
     return [[p.grad for p in stage.parameters()] for stage in stages]
 
 
-def sharded(rank: int, _ranks: int) -> dict[str, list[torch.Tensor]]:
+@dataclass
+class Figures:
+    """What a step did with the units of a rank's stages."""
+
+    gathers: set[int]
+    reduces: set[int]
+    gathered_bytes: int
+
+
+def figures(stages: list[nn.Module]) -> dict[str, tuple[int, int]]:
+    found = {}
+    for number, stage in enumerate(stages):
+        for unit in stage.tenure.stats().units:
+            if unit.bytes:
+                found[f"{number} {unit.name}"] = (unit.gathers, unit.reduces)
+    return found
+
+
+def figures_of(stages: list[nn.Module], step: Callable[[], object]) -> Figures:
+    before = figures(stages)
+    step()
+    after = figures(stages)
+    return Figures(
+        {after[name][0] - before[name][0] for name in after},
+        {after[name][1] - before[name][1] for name in after},
+        sum(stage.tenure.stats().gathered_bytes for stage in stages),
+    )
+
+
+class Replicas:
     """Ranks 0 and 1 are the stages of one replica, 2 and 3 of another."""
-    pipes = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    replica, number = divmod(rank, 2)
+
+    def __init__(self, rank: int) -> None:
+        pipes = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        self.replica, self.number = divmod(rank, 2)
+        self.pipe, self.pair = pipes[self.replica], pairs[self.number]
+
+    def sharded(self, stage: nn.Module) -> nn.Module:
+        return tenure.shard(stage, self.pair, units=[Block])
+
+    def pipeline(self, stage: Any, schedule: str, **settings: Any) -> tenure.Pipeline:
+        return tenure.Pipeline(stage, schedule, 4, self.pipe, mean, timeout=30, **settings)
+
+
+def applied(stage: nn.Module) -> list[torch.Tensor]:
+    """The gradients of a sharded stage, as an optimizer applies them, whole."""
+    before = stage.tenure.full_state_dict()
+    torch.optim.SGD(stage.parameters(), lr=1.0).step()
+    after = stage.tenure.full_state_dict()
+    stage.load_state_dict(before)
+    stage.zero_grad()
+    return [before[name] - after[name] for name in before]
+
+
+def sharded(rank: int, _ranks: int) -> dict[tuple[str, bool], Any]:
+    replicas = Replicas(rank)
     return {
-        name: sharded_step(name, replica, pipes[replica], number, pairs[number]) for name in BOTH
+        (name, stays): sharded_steps(replicas, name, stays)
+        for name in BOTH
+        for stays in (True, False)
     }
 
 
-def sharded_step(
-    schedule: str, replica: int, pipes: Any, number: int, pairs: Any
-) -> list[torch.Tensor]:
-    stage = model()[number]
-    tenure.shard(stage, pairs, units=[Block])
-    pipe = tenure.Pipeline(stage, schedule, 4, pipes, mean, timeout=30)
-    x, y = data(replica)
-    for _ in range(2):
-        for parameter in stage.parameters():
-            parameter.grad = None
-        pipe.step(x, target=y)
-    optimizer = torch.optim.SGD(stage.parameters(), lr=1.0)
-    before = stage.tenure.full_state_dict()
-    optimizer.step()
-    after = stage.tenure.full_state_dict()
-    return [before[name] - after[name] for name in before]
+def sharded_steps(
+    replicas: Replicas, schedule: str, stays: bool
+) -> tuple[list[torch.Tensor], list[Figures], Figures, torch.Tensor | None]:
+    stage = replicas.sharded(model()[replicas.number])
+    settings = {"strict": True} if stays else {"stay_gathered": False}
+    pipe = replicas.pipeline(stage, schedule, **settings)
+    x, y = data(replicas.replica)
+    steps = []
+    for _ in range(3):
+        stage.zero_grad()
+        steps.append(figures_of([stage], lambda: pipe.step(x, target=y)))
+    gradients = applied(stage)
+    made = []
+    evaluation = figures_of([stage], lambda: made.append(pipe.eval(x)))
+    return gradients, steps, evaluation, made[0]
 
 
 @cache
@@ -94,12 +150,124 @@ def results(fn: Any, ranks: int) -> list[Any]:
     return run_ranks(fn, ranks, timeout=60)
 
 
-@pytest.mark.parametrize("schedule", BOTH)
-def test_sharded_stages(schedule: str) -> None:
-    found = results(sharded, 4)
+def assert_whole(found: list[list[torch.Tensor]]) -> None:
+    """Gradients by stage are those of the whole model."""
     for number, wanted in enumerate(whole(2)):
-        for ours, theirs in zip(found[number][schedule], wanted, strict=True):
+        for ours, theirs in zip(found[number], wanted, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize("schedule", BOTH)
+def test_sharded_stages(schedule: str, stays: bool) -> None:
+    assert_whole([result[schedule, stays][0] for result in results(sharded, 4)])
+
+
+@pytest.mark.parametrize("schedule", BOTH)
+def test_sharded_stages_are_gathered_and_added_up_once_a_step(schedule: str) -> None:
+    for result in results(sharded, 4):
+        _, steps, evaluation, _ = result[schedule, True]
+        assert steps == [Figures({1}, {1}, 0)] * 3
+        assert evaluation == Figures({1}, {0}, 0)
+
+
+@pytest.mark.parametrize("schedule", BOTH)
+def test_sharded_stages_that_do_not_stay_gathered(schedule: str) -> None:
+    for result in results(sharded, 4):
+        _, steps, _, _ = result[schedule, False]
+        assert all(min(step.gathers) >= 4 and step.reduces == {4} for step in steps)
+
+
+def test_evaluation_of_sharded_stages() -> None:
+    stages = model()
+    for rank, result in enumerate(results(sharded, 4)):
+        x, _ = data(rank // 2)
+        wanted = stages[1](stages[0](x)) if rank % 2 == 1 else None
+        for _, _, _, made in result.values():
+            assert (made is None) == (wanted is None)
+            if wanted is not None:
+                torch.testing.assert_close(made, wanted)
+
+
+def refused(_rank: int, _ranks: int) -> str:
+    stage = tenure.shard(Block())
+    try:
+        tenure.Pipeline(stage, loss=mean, strict=True, stay_gathered=False)
+    except tenure.InputError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_the_bound_knows_only_stages_that_stay_gathered() -> None:
+    assert "stay gathered" in run_ranks(refused, 1)[0]
+
+
+def interrupted(rank: int, _ranks: int) -> tuple[str, int, int, Figures, list[torch.Tensor]]:
+    """The last stages of both replicas fail in the second step."""
+    replicas = Replicas(rank)
+    meter = _C.HostMeter()
+    stage = replicas.sharded(model()[replicas.number])
+    pipe = replicas.pipeline(stage, "1f1b", strict=True)
+    x, y = data(replicas.replica)
+    pipe.step(x, target=y)
+    stage.zero_grad()
+    level, _ = meter.read()
+    if replicas.number == 1:
+        pipe.loss = fail_at(3)
+    try:
+        pipe.step(x, target=y)
+    except (RuntimeError, tenure.CollectiveError) as error:
+        said = str(error)
+    pipe.loss = mean
+    left = meter.read()[0] - level
+    gathered = stage.tenure.stats().gathered_bytes
+    return said, left, gathered, figures_of([stage], lambda: pipe.step(x, target=y)), applied(stage)
+
+
+def fail_at(call: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    calls = iter(range(1, 100))
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if next(calls) == call:
+            raise RuntimeError("in the third microbatch")
+        return mean(output, target)
+
+    return loss
+
+
+def test_a_step_of_sharded_stages_that_fails_leaves_nothing() -> None:
+    found = run_ranks(interrupted, 4, timeout=60)
+    for said, left, gathered, step, _ in found:
+        assert "in the third microbatch" in said
+        assert left <= 0, "a failed step leaves memory"
+        assert gathered == 0
+        assert step == Figures({1}, {1}, 0)
+    assert_whole([gradients for *_, gradients in found])
+
+
+def several(rank: int, _ranks: int) -> tuple[list[int], Figures, list[torch.Tensor]]:
+    """Two stages a rank, which are parts of one sharded module."""
+    replicas = Replicas(rank)
+    blocks = [block for stage in model() for block in stage]
+    own = tenure.pipelining.schedule("zb-v", 2, 4).stages_of(replicas.number)
+    stages = nn.ModuleList(blocks[number] for number in own)
+    replicas.sharded(stages)
+    pipe = replicas.pipeline(list(stages), "zb-v", strict=True)
+    x, y = data(replicas.replica)
+    for _ in range(2):
+        stages.zero_grad()
+        step = figures_of([stages], lambda: pipe.step(x, target=y))
+    return own, step, applied(stages)
+
+
+def test_stages_of_one_sharded_module() -> None:
+    found = run_ranks(several, 4, timeout=60)
+    wanted = [gradient for stage in whole(2) for gradient in stage]  # four of each block
+    for own, step, gradients in found:
+        assert step == Figures({1}, {1}, 0)
+        theirs = [one for number in own for one in wanted[4 * number : 4 * number + 4]]
+        for ours, one in zip(gradients, theirs, strict=True):
+            torch.testing.assert_close(ours, one, rtol=1e-5, atol=1e-6)
 
 
 def beside(rank: int, _ranks: int) -> dict[tuple[str, str], list[torch.Tensor]]:
