@@ -46,6 +46,7 @@ void Account::begin(std::vector<at::Tensor> parameters) {
   start_ = meter_.read().current;
   peak_between_ = 0;
   peak_ = 0;
+  most_messages_ = 0;
   checking_ = !learned_.empty();
   learning_.assign(stages_.size(), {});
   if (checking_) {
@@ -58,6 +59,7 @@ void Account::before() { before_ = level(); }
 void Account::after(size_t position, const Action& action, int64_t messages) {
   const auto now = level();
   peak_between_ = std::max(peak_between_, now);
+  most_messages_ = std::max(most_messages_, messages);
   const auto stage = std::ranges::find(stages_, action.stage) - stages_.begin();
   auto& bytes = learning_[static_cast<size_t>(stage)];
   if (action.kind == Kind::forward) {

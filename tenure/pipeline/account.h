@@ -47,6 +47,8 @@ class Account {
   // Above the begin of the step, gradients not counted: between actions, and at any moment.
   int64_t peak_between() const { return peak_between_; }
   int64_t peak() const { return peak_; }
+  // Of these, the most that messages had between two actions.
+  int64_t most_messages() const { return most_messages_; }
 
  private:
   int64_t gradient_bytes() const;
@@ -67,6 +69,7 @@ class Account {
   int64_t before_ = 0;
   int64_t peak_between_ = 0;
   int64_t peak_ = 0;
+  int64_t most_messages_ = 0;
 };
 
 }  // namespace tenure::pipeline

@@ -567,6 +567,7 @@ Stats Pipeline::stats() const {
   if (state_->account) {
     out.peak_bytes = state_->account->peak_between();
     out.highest_bytes = state_->account->peak();
+    out.message_bytes = state_->account->most_messages();
   }
   return out;
 }

@@ -50,6 +50,7 @@ struct Stats {
   InFlight most_in_flight;               // in the last step
   std::optional<int64_t> peak_bytes;     // strict: between actions, above the step's begin
   std::optional<int64_t> highest_bytes;  // strict: at any moment
+  std::optional<int64_t> message_bytes;  // strict: what messages took of peak_bytes, at most
   ChannelStats channel;
 };
 

@@ -96,14 +96,16 @@ Stages stages_on(const Job& job, const pipeline::Schedule& schedule, uint32_t ra
   return out;
 }
 
+// See Note [Gathered for a step].
+bool stays_gathered(const Job& job) { return job.pp > 1; }
+
 std::unique_ptr<Parameters> parameters_of(const Job& job, const Stages& stages,
                                           const DataGroup& data) {
   if (job.zero == Zero::none) {
     return whole_parameters(stages, data);
   }
-  // See Note [Gathered for a step].
-  const auto stays = job.pp > 1 ? Gathered::whole_step : Gathered::while_used;
-  return sharded_parameters(stages, data, stays);
+  return sharded_parameters(stages, data,
+                            stays_gathered(job) ? Gathered::whole_step : Gathered::while_used);
 }
 
 // A copy has a name of its own in the optimizer, which knows each once.
@@ -146,7 +148,8 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 // Note [Gathered for a step]
 // In a pipeline a rank's weights are used by every microbatch in turn, so they are gathered once a
 // step, and their gradients are added up over ranks once. A rank that has all layers and few
-// microbatches gathers each layer when it is its turn: there the memory matters more.
+// microbatches gathers each layer when it is its turn: there the memory matters more. What is
+// gathered then is not the schedule's to promise, so that only microbatches are counted there.
 struct Trainer::State {
   State(const Job& given, TrainGroups with);
 
@@ -231,7 +234,7 @@ Trainer::State::State(const Job& given, TrainGroups with)
     load_optimizer();
   }
   training.seek(begin);
-  pipe = pipeline_with(schedule, job.strict);
+  pipe = pipeline_with(schedule, job.strict && (job.zero == Zero::none || stays_gathered(job)));
   if (job.sample_every > 0) {
     asked = pipeline_with(one_after_the_other(schedule), false);
   }
@@ -316,7 +319,8 @@ std::vector<double> Trainer::State::figures(double loss) const {
           static_cast<double>(stats.most_in_flight.all()),
           static_cast<double>(promise.in_flight.all()),
           figure_of(stats.peak_bytes),
-          figure_of(promise.bytes),
+          figure_of(promise.bytes ? std::optional(*promise.bytes + stats.message_bytes.value_or(0))
+                                  : std::nullopt),
           static_cast<double>(memory.current),
           static_cast<double>(memory.peak),
           static_cast<double>(Sampler::shared().sample().process.rss)};

@@ -30,7 +30,7 @@ struct RankReport {
   uint32_t in_flight = 0;
   uint32_t in_flight_bound = 0;
   std::optional<int64_t> activations;        // strict: the most between two actions
-  std::optional<int64_t> activations_bound;  // from the second step on
+  std::optional<int64_t> activations_bound;  // and messages; from the second step on
   int64_t allocated = 0;                     // now; 0 where nobody counts
   int64_t peak = 0;                          // at any moment
   int64_t rss = 0;

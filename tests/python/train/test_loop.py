@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -16,7 +17,10 @@ import tenure
 from ranks import run_ranks
 from tenure import _C
 
+DATA = str(Path(json.__file__).parent)
 STEPS = 6
+SCALARS = 64
+"""Bytes: Gloo's thread may hold on to the tensor of the last norm for a moment."""
 SCHEDULES = ["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v", "dualpipev"]
 
 
@@ -59,11 +63,12 @@ def job(model: _C.TrainConfig | None = None, **options: Any) -> _C.TrainJob:
         "steps": STEPS,
         "learning_rate": 1e-2,
         "warm_up": 2,
+        "eps": 1e-4,  # gradients that are nothing but rounding (a key's bias) stay without effect
         "seed": 7,
         "timeout": 30.0,
     }
     chosen.update(options)
-    return _C.TrainJob(model or tiny(), str(Path(__file__).parent), **chosen)
+    return _C.TrainJob(model or tiny(), DATA, **chosen)
 
 
 def trainer(of: _C.TrainJob, rank: int, pp: int, dp: int) -> _C.Trainer:
@@ -151,8 +156,8 @@ def by_hand(_rank: int, _ranks: int) -> tuple[list[float], dict[str, torch.Tenso
     matrices = [value for value in named.values() if value.dim() >= 2]
     others = [value for value in named.values() if value.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.95), eps=1e-8, fused=True)
-    tokens = _C.TrainTokens.open(str(Path(__file__).parent))
+    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.95), eps=1e-4, fused=True)
+    tokens = _C.TrainTokens.open(DATA)
     batches = _C.TrainBatches(tokens, rows=8, length=16, seed=7)
     found = []
     for step in range(STEPS):
@@ -204,6 +209,13 @@ class TestSplit:
 
 
 class TestMemory:
+    def test_weights_that_come_and_go_stay_flat(self) -> None:
+        """Layer by layer, without a pipeline."""
+        for reports, _, _ in run(dp=2, zero=3, steps=20):
+            for rank in (0, 1):
+                found = [report["ranks"][rank]["allocated"] for report in reports[3:]]
+                assert max(found) - min(found) <= SCALARS
+
     @pytest.mark.parametrize("recompute", [False, True])
     @pytest.mark.parametrize("offload", ["none", "all"])
     def test_moved_or_made_again_it_is_the_same(self, offload: str, recompute: bool) -> None:
@@ -222,8 +234,8 @@ class TestMemory:
             {"pp": 1},
             {"pp": 2},
             {"pp": 2, "schedule": "zb-h1"},
-            {"dp": 2, "zero": 3},
-            {"pp": 2, "dp": 1, "zero": 3},
+            {"pp": 2, "zero": 3},
+            {"pp": 2, "dp": 2, "zero": 3},
         ],
         ids=str,
     )
@@ -231,8 +243,9 @@ class TestMemory:
         for reports, _, _ in run(steps=20, **options):
             for rank in range(len(reports[0]["ranks"])):
                 settled = [report["ranks"][rank] for report in reports[3:]]
-                assert len({one["allocated"] for one in settled}) == 1
-                assert len({one["peak"] for one in settled}) == 1
+                for figure in ("allocated", "peak"):
+                    found = [one[figure] for one in settled]
+                    assert max(found) - min(found) <= SCALARS
                 for one in settled:
                     assert one["in_flight"] <= one["in_flight_bound"]
                     assert 0 < one["activations"] <= one["activations_bound"]
@@ -374,7 +387,7 @@ class TestBadJobs:
         path = tmp_path / "short.txt"
         path.write_text("abc")
         with pytest.raises(tenure.InputError, match="too short"):
-            _C.TrainJob(tiny(), str(path), steps=1).check(1)
+            _C.TrainJob(tiny(), str(path), steps=1, length=16).check(1)
 
     def test_zero_of_a_stage_that_there_is_not(self) -> None:
         with pytest.raises(tenure.InputError, match="stage 0.* or 3"):
