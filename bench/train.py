@@ -62,9 +62,7 @@ class Gpt2(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(config.vocab, config.width)
         self.positions = nn.Embedding(config.context, config.width)
-        self.blocks = nn.ModuleList(
-            Block(config.width, config.heads) for _ in range(config.layers)
-        )
+        self.blocks = nn.ModuleList(Block(config.width, config.heads) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -170,7 +168,7 @@ class Tenure:
         try:
             self._left = self._go.get()
             self._trainer.run(self)
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 for the thread that waits
             self._done.put(error)
 
     def stepped(self, report: dict[str, Any]) -> bool:
