@@ -36,8 +36,8 @@ build: build/dev/build.ninja ## compile, and put the result where `import tenure
 	@flock build/dev sh -ec 'cmake --build build/dev -j $(JOBS); rm -rf python/tenure/include; \
 	  cmake --install build/dev --prefix python/tenure >/dev/null'
 
-run: build ## a small real training job on this machine, ending in the ledger's table
-	@$(BIN)/tenure demo
+run: build ## train a small GPT-2 on two ranks: pipeline, sharding, and who held its memory
+	@$(BIN)/tenure train --ranks 2 --pp 2 --zero 3 --out build/run.tenure --overwrite
 
 test: build ## all tests: C++ (TSan's too) and Python
 	ctest --test-dir build/dev --output-on-failure -j $(JOBS)

@@ -98,9 +98,9 @@ void set_offload(train::Job& job, const std::string& what, std::optional<uint64_
   job.offload_budget = what == "budget" ? budget : std::nullopt;
 }
 
-train::Job make_job(train::ModelConfig model, std::string data, const py::kwargs& rest) {
+train::Job make_job(const train::ModelConfig& model, std::string data, const py::kwargs& rest) {
   train::Job job;
-  job.model = std::move(model);
+  job.model = model;
   job.data = std::move(data);
   auto left = py::dict(rest);
   const auto take = [&](const char* name, auto& into) {

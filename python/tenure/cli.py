@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tenure.training.command import SETTINGS, TrainCommand, train
+
 if TYPE_CHECKING:
     from tenure.inspect.recordings import Found
     from tenure.report.diff import Run
@@ -552,6 +554,9 @@ def _one_line_errors() -> Iterator[None]:
     except InputError as error:
         typer.echo(_plain(f"tenure: {error}"), err=True)
         raise typer.Exit(2) from None
+
+
+app.command(cls=TrainCommand, context_settings=SETTINGS)(_one_line_errors()(train))
 
 
 def main() -> None:

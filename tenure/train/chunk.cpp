@@ -44,7 +44,7 @@ at::Tensor Chunk::run(size_t layer, const at::Tensor& x) const {
 }
 
 std::vector<at::Tensor> Chunk::forward(uint32_t microbatch, std::vector<at::Tensor> inputs) {
-  auto x = stage_.is_first() ? microbatches_.tokens.at(microbatch) : std::move(inputs.front());
+  auto x = stage_.is_first() ? microbatches_.tokens.at(microbatch) : inputs.front();
   inputs.clear();
   for (size_t layer = 0; layer < stage_.layers().size(); ++layer) {
     if (job_.activations == Activations::stored) {

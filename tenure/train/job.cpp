@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string_view>
 
 namespace tenure::train {
 namespace {
@@ -170,7 +171,15 @@ pipeline::Schedule pipeline_of(const Job& job) {
     return pipeline::make_schedule(job.pipeline, ranks, microbatches,
                                    static_cast<uint32_t>(job.vpp));
   }
-  auto out = pipeline::from_csv(read_whole(job.pipeline), job.pipeline);
+  auto out = [&] {
+    try {
+      return pipeline::from_csv(read_whole(job.pipeline), job.pipeline);
+    } catch (const InputError& error) {
+      const std::string_view said = error.what();
+      const bool names_it = said.find(job.pipeline) != std::string_view::npos;
+      throw InputError(names_it ? std::string(said) : text(job.pipeline, ": ", said));
+    }
+  }();
   if (out.ranks() != ranks || out.microbatches != microbatches) {
     throw InputError(text(job.pipeline, " is for ", count_text(out.ranks(), "rank"), " and ",
                           count_text(out.microbatches, "microbatch"), ", and the job has ", ranks,

@@ -1,7 +1,9 @@
 #include <tenure/train/trainer.h>
 
 #include <tenure/core/error.h>
+#include <tenure/core/hold.h>
 #include <tenure/core/meter.h>
+#include <tenure/core/names.h>
 #include <tenure/core/sample.h>
 #include <tenure/core/text.h>
 #include <tenure/offload/active.h>
@@ -157,9 +159,10 @@ struct Trainer::State {
   double evaluate();
   std::vector<int64_t> sample_text(int64_t number);
   std::string save(int64_t number);
-  void load_optimizer();
-  void take(Batch batch);
-  std::unique_ptr<pipeline::Pipeline> pipeline_with(pipeline::Schedule schedule, bool strict);
+  void lease();
+  void load_optimizer(const Checkpoint& from);
+  void take(const Batch& batch);
+  std::unique_ptr<pipeline::Pipeline> pipeline_with(pipeline::Schedule of, bool strict);
   pipeline::StepResult pass(pipeline::Pass kind);
   template <class Work>
   auto in_step(const Work& work);
@@ -170,7 +173,7 @@ struct Trainer::State {
   TrainGroups groups;
   World world;
   std::optional<HostCount> counting;  // before any tensor that is to be counted
-  std::optional<Meter> meter;
+  std::unique_ptr<Meter> meter;
   uint32_t pipe_rank;
   int64_t data_rank;
   pipeline::Schedule schedule;
@@ -179,6 +182,7 @@ struct Trainer::State {
   Stages stages;
   std::unique_ptr<Parameters> parameters;
   AdamW optimizer;
+  std::vector<Lease> leases;
   std::unique_ptr<offload::Session> session;
   Microbatches microbatches;
   std::unique_ptr<pipeline::Pipeline> pipe;
@@ -225,14 +229,16 @@ Trainer::State::State(const Job& given, TrainGroups with)
     counting.emplace();
   }
   stages = stages_on(job, schedule, pipe_rank, begun);
-  meter.emplace(job.device);  // there may have been no device's allocator to ask before
+  meter = std::make_unique<Meter>(
+      job.device);  // there may have been no device's allocator to ask before
   parameters = parameters_of(job, stages, groups.data);
   optimizer = optimizer_of(job, *parameters);
   session = session_of(job);
   if (begun) {
     begin = begun->step();
-    load_optimizer();
+    load_optimizer(*begun);
   }
+  lease();
   training.seek(begin);
   pipe = pipeline_with(schedule, job.strict && (job.zero == Zero::none || stays_gathered(job)));
   if (job.sample_every > 0) {
@@ -255,7 +261,19 @@ std::unique_ptr<pipeline::Pipeline> Trainer::State::pipeline_with(pipeline::Sche
                         .strict = strict ? pipeline::Strict::on : pipeline::Strict::off});
 }
 
-void Trainer::State::load_optimizer() {
+// So that whoever asks is told whose bytes these are. Pieces are leased by who made them.
+void Trainer::State::lease() {
+  if (!parameters->in_pieces()) {
+    for (const auto& entry : parameters->entries()) {
+      leases.push_back(hold(entry.value, intern_owner(OwnerKind::parameter, entry.name)));
+    }
+  }
+  for (const auto& [name, value] : optimizer.state()) {
+    leases.push_back(hold(value, intern_owner(OwnerKind::optimizer, name)));
+  }
+}
+
+void Trainer::State::load_optimizer(const Checkpoint& from) {
   const auto& entries = parameters->entries();
   auto state = optimizer.state();
   constexpr size_t of_each = 3;  // in the order of the entries
@@ -267,13 +285,13 @@ void Trainer::State::load_optimizer() {
       in_file.resize(name.size() - name_in_optimizer(entries[entry]).size());
       in_file += entries[entry].name;
     }
-    const auto whole = begun->optimizer_state(in_file);
+    const auto whole = from.optimizer_state(in_file);
     value = whole.dim() == 0 ? whole : parameters->own_part(entry, whole.to(job.device));
   }
   optimizer.load_state(state);
 }
 
-void Trainer::State::take(Batch batch) {
+void Trainer::State::take(const Batch& batch) {
   const auto split = [&](const at::Tensor& all) {
     return all.to(job.device).chunk(job.microbatches);
   };

@@ -1,0 +1,99 @@
+"""The process groups of a rank: its pipeline, its peers in other pipelines, and all ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from tenure.training.plan import Plan
+from tenure.training.planning import World
+
+__all__ = ["Groups", "connected"]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """As the trainer takes them.
+
+    Attributes:
+        up: The ranks of this pipeline, for what goes to higher ranks.
+        down: The same, for what goes to lower ranks: see pipelining/pipeline.py.
+        side: The same, on the host.
+        data: The ranks with the same stages, on the device.
+        data_side: The same, on the host.
+        world: All ranks, on the host.
+        store: Where all ranks can leave word.
+    """
+
+    up: dist.ProcessGroup
+    down: dist.ProcessGroup
+    side: dist.ProcessGroup
+    data: dist.ProcessGroup
+    data_side: dist.ProcessGroup
+    world: dist.ProcessGroup
+    store: Store
+
+
+@contextmanager
+def connected(plan: Plan, world: World, device: torch.device) -> Iterator[Groups]:
+    """Connects all ranks, for as long as it lasts. All of them call it."""
+    timeout = timedelta(seconds=plan.timeout)
+    backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
+    dist.init_process_group(
+        backend,
+        store=_store(world, timeout),
+        rank=world.rank,
+        world_size=world.ranks,
+        timeout=timeout,
+    )
+    try:
+        yield _groups(plan, world, device, timeout)
+    finally:
+        dist.destroy_process_group()
+
+
+def _store(world: World, timeout: timedelta) -> Store:
+    """Of all ranks. One attempt of elastic ranks does not see what an earlier one left in it."""
+    if world.ranks == 1:
+        return HashStore()
+    shared, _, _ = next(rendezvous("env://", world.rank, world.ranks, timeout=timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"tenure.train/{attempt}", shared)
+
+
+def _groups(plan: Plan, world: World, device: torch.device, timeout: timedelta) -> Groups:
+    mine, column = divmod(world.rank, plan.dp)
+    pipeline = [rank * plan.dp + column for rank in range(plan.pp)]
+    peers = [mine * plan.dp + one for one in range(plan.dp)]
+
+    def new(ranks: list[int], backend: str | None, name: str) -> dist.ProcessGroup:
+        made = dist.new_group(
+            ranks,
+            timeout=timeout,
+            backend=backend,
+            use_local_synchronization=True,
+            group_desc=f"tenure.{name}",
+        )
+        assert isinstance(made, dist.ProcessGroup)
+        return made
+
+    side = new(pipeline, "gloo", "pipeline")
+    data_side = new(peers, "gloo", "data")
+    on_host = device.type == "cpu"
+    return Groups(
+        up=side if on_host else new(pipeline, None, "pipeline"),
+        down=side if on_host else new(pipeline, None, "pipeline"),
+        side=side,
+        data=data_side if on_host else new(peers, None, "data"),
+        data_side=data_side,
+        world=new(list(range(plan.ranks)), "gloo", "world"),
+        store=dist.distributed_c10d._get_default_store(),
+    )

@@ -1,0 +1,76 @@
+"""Starts the ranks of a run through torch's elastic launcher, and says how they ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import uuid
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from tenure.training import failures
+from tenure.training.folder import Folder
+from tenure.training.metrics import Log
+from tenure.training.plan import Plan
+from tenure.training.rank import threads_for
+from tenure.training.telling import tell_failure, tell_stopped
+
+__all__ = ["launch"]
+
+_LOOPBACK = "lo"
+_STOPPING = 30  # seconds that ranks have to end a step and to save, once they are asked to stop
+
+
+def launch(plan: Plan) -> int:
+    """Starts the ranks and waits for them. Returns the exit status of the command."""
+    folder = Folder(plan.out)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_for(plan.ranks)))
+    if Path("/sys/class/net", _LOOPBACK).exists():  # all ranks are on this machine
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
+    logging.disable(logging.CRITICAL)  # what the launcher would say is said below
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=plan.ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=plan.restarts,
+        monitor_interval=0.1,
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder.logs), redirects=Std.ERR),
+        shutdown_timeout=_STOPPING,
+    )
+    # -P: nothing of the current folder is imported by accident.
+    command = ("-P", "-m", "tenure.training.rank", str(folder.plan))
+    try:
+        elastic_launch(config, sys.executable)(*command)
+    except ChildFailedError as error:
+        return _tell_of_ranks(plan, folder, error)
+    except SignalException as error:
+        return tell_stopped(plan, error.sigval)
+    except KeyboardInterrupt:
+        return tell_stopped(plan, signal.SIGINT)
+    finally:
+        logging.disable(logging.NOTSET)
+    folder.tidy()
+    return 0
+
+
+def _tell_of_ranks(plan: Plan, folder: Folder, error: ChildFailedError) -> int:
+    said = failures.read(folder.logs)
+    ended = {
+        rank: failures.Ended(one.pid, one.exitcode, one.timestamp)
+        for rank, one in error.failures.items()
+    }
+    rank, cause = failures.first_cause(ended, said)
+    log = Log(folder.log)
+    for number, failure in sorted(said.items()):
+        log(f"rank {number} failed:\n{failure.trace}")
+    is_input = rank in said and said[rank].kind == "input"
+    return tell_failure(plan, cause, is_input=is_input)

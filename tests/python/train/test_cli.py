@@ -1,0 +1,174 @@
+"""`tenure train` and what it cannot do: one sentence, exit code 2, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tenure.cli import app
+
+DEADLOCK = "0F0,0B0,0F1,0B1,0F2,0B2,0F3,0B3\n1F1,1B1,1F0,1B0,1F2,1B2,1F3,1B3\n"
+SMALL = ["--rows", "4", "--length", "32", "--microbatches", "2", "--no-observe"]
+
+
+def refused(out: Path, *arguments: str) -> str:
+    """The sentence with which it refuses; whatever is in `out` stays as it is."""
+    before = contents(out)
+    done = CliRunner().invoke(app, ["train", "--out", str(out), *arguments])
+    assert done.exit_code == 2, done.output
+    assert done.stdout == ""
+    assert done.stderr.startswith("tenure: ")
+    assert done.stderr.count("\n") == 1
+    assert contents(out) == before
+    return done.stderr
+
+
+def contents(folder: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(folder)): path.stat().st_mtime_ns
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def text_file(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--pp", "5"], "5 stages"),
+        (["--pp", "2", "--vpp", "3", "--schedule", "interleaved-1f1b"], "6 stages"),
+        (["--rows", "10", "--microbatches", "4"], "10 rows cannot be split into 4 microbatches"),
+        (["--data", "no-such-file.txt"], "no-such-file.txt"),
+        (["--validation", "no-such-file.bin"], "no-such-file.bin"),
+        (["--schedule", "no-such-file.csv"], "no-such-file.csv"),
+        (["--schedule", "2f2b", "--pp", "2"], "2f2b"),
+        (["--ranks", "3", "--pp", "2"], "--ranks 3 cannot be split into pipelines of --pp 2"),
+        (["--ranks", "2", "--dp", "1"], "--ranks 2 is not --pp 1 times --dp 1"),
+        (["--offload", "1MB"], "cannot be met"),
+        (["--offload", "lots"], "--offload is none, all or"),
+        (["--zero", "1"], "--zero is 0"),
+        (["--length", "1000"], "longer than the model's context"),
+        (["--model", "bert"], 'there is no model "bert"'),
+        (["--size", "7B"], "its sizes are tiny, 124M"),
+        (["--weights", "no-such-folder"], "no-such-folder does not exist"),
+        (["--prompt", ""], "prompt"),
+        (["--beta2", "1.5"], "beta2"),
+        (["--resume", "--overwrite"], "choose one"),
+    ],
+)
+def test_what_cannot_run(arguments: list[str], said: str, tmp_path: Path) -> None:
+    assert said in refused(tmp_path / "run", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "flag", "said"),
+    [
+        ("short.txt", "abc", "--data", "short.txt"),
+        ("empty.txt", "", "--data", "empty.txt"),
+        ("words.bin", "abc", "--data", "no token file of llm.c"),
+        ("deadlock.csv", DEADLOCK, "--schedule", "deadlock.csv: the schedule is a deadlock"),
+        ("garbage.csv", "hello,world\n", "--schedule", "garbage.csv"),
+    ],
+)
+def test_files_that_cannot_be_used(
+    name: str, content: str, flag: str, said: str, tmp_path: Path
+) -> None:
+    path = text_file(tmp_path / name, content)
+    assert said in refused(tmp_path / "run", flag, path, "--pp", "2")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    file = text_file(tmp_path / "file", "")
+    assert "is a file: --out is a folder" in refused(Path(file))
+    assert "cannot write to" in refused(Path(file) / "run", "--steps", "1")
+
+
+def test_a_process_says_it_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tenure", "train", "--pp", "5", "--out", "run"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- folders with a run in them ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps on one rank, in a process: it has the clock and the groups to itself."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    command = [sys.executable, "-m", "tenure", "train", "--steps", "3", "--out", str(out), *SMALL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return out
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    flags = ["--learning-rate", "1e20", "--clip", "0", "--warm-up", "0", "--steps", "9", *SMALL]
+    command = [sys.executable, "-m", "tenure", "train", "--out", str(tmp_path / "run"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"tenure: the loss of step \d is (nan|inf): try a lower --learning-rate, or --clip; .*\n",
+        done.stderr,
+    )
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_one_rank_trains_in_the_process_itself(finished: Path) -> None:
+    records = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in records if one["event"] == "step"] == [1, 2, 3]
+    assert [path.name for path in (finished / "checkpoints").iterdir()] == ["step-000003"]
+    assert not (finished / "logs").exists()
+
+
+def test_a_run_is_not_overwritten_by_accident(finished: Path) -> None:
+    said = refused(finished, "--steps", "3", *SMALL)
+    assert "has a run in it, up to step 3: --resume goes on with it, --overwrite begins" in said
+
+
+def test_a_run_that_is_done_has_nothing_to_resume(finished: Path) -> None:
+    said = refused(finished, "--steps", "3", "--resume", *SMALL)
+    assert "has done 3 steps" in said
+
+
+def test_a_run_of_another_model_is_not_resumed(finished: Path) -> None:
+    said = refused(finished, "--steps", "9", "--resume", "--model", "llama", *SMALL)
+    assert "another model" in said
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-8] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "config.json", "model-*", "optimizer-*"])
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
+def test_a_damaged_checkpoint_is_not_resumed(
+    name: str, damage: Callable[[Path], None], finished: Path, tmp_path: Path
+) -> None:
+    subprocess.run(["cp", "-r", finished, tmp_path / "run"], check=True)
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000003"
+    damage(min(checkpoint.glob(name)))
+    said = refused(tmp_path / "run", "--steps", "9", "--resume", *SMALL)
+    assert "step-000003" in said

@@ -1,0 +1,180 @@
+"""Whole runs of `tenure train`, on real ranks: to the end, killed, stopped, resumed, joined."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure import _C
+
+STEPS = 60
+SIZE = ["--rows", "8", "--length", "64", "--steps", str(STEPS)]
+SAVING = ["--save-every", "10", "--keep", "0", "--evaluate-every", "30"]
+SPLIT = ["--ranks", "2", "--pp", "2", "--zero", "3"]
+TENURE = [sys.executable, "-m", "tenure"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]  # any free port
+JOINED = [*TORCHRUN, "--nproc-per-node", "2", "-m", "tenure"]
+
+
+def start(out: Path, *arguments: str, program: list[str] = TENURE) -> subprocess.Popen[str]:
+    command = [*program, "train", "--out", str(out), *SIZE, *SAVING, *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=out.parent)
+
+
+def trained(out: Path, *arguments: str, program: list[str] = TENURE) -> str:
+    """What a run printed that went well, and nothing on stderr."""
+    process = start(out, *arguments, program=program)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr + stdout
+    if program is TENURE:
+        assert stderr == ""
+    return stdout
+
+
+def records(out: Path, event: str) -> dict[int, dict[str, Any]]:
+    """By step; each step once."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    found = [line for line in lines if line["event"] == event]
+    assert len({one["step"] for one in found}) == len(found)
+    return {one["step"]: one for one in found}
+
+
+def losses(out: Path) -> list[float]:
+    return [one["loss"] for _, one in sorted(records(out, "step").items())]
+
+
+def wait_for_step(out: Path, step: int, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + 90
+    while time.monotonic() < until and process.poll() is None:
+        if (out / "metrics.jsonl").exists() and f'"step": {step},' in (
+            out / "metrics.jsonl"
+        ).read_text():
+            return
+        time.sleep(0.02)
+    process.kill()
+    raise AssertionError(f"step {step} did not come: {process.communicate()}")
+
+
+def pid_of(out: Path, rank: int) -> int:
+    found = re.findall(rf"rank {rank}: pid (\d+)", (out / "train.log").read_text())
+    return int(found[-1])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run on two ranks, to its end: its folder, and what it printed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    return out, trained(out, *SPLIT)
+
+
+def test_the_model_learns(whole: tuple[Path, str]) -> None:
+    out, _ = whole
+    found = losses(out)
+    assert len(found) == STEPS
+    assert found[0] == pytest.approx(5.55, abs=0.2)  # the logarithm of 256
+    assert sum(found[-10:]) / 10 < 3.7
+    assert sorted(records(out, "evaluation")) == [30, 60]
+    assert sorted(records(out, "checkpoint")) == [10, 20, 30, 40, 50, 60]
+
+
+def test_what_is_shown(whole: tuple[Path, str]) -> None:
+    out, shown = whole
+    lines = shown.splitlines()
+    assert "858,880 parameters, learns Python's standard library on 2 ranks of cpu" in lines[0]
+    assert 10 <= sum(line.startswith("step ") and "loss" in line for line in lines) <= 14
+    assert "step 60: a sample" in lines
+    assert "  | def " in shown
+    for number in (0, 1):
+        row = next(line for line in lines if re.match(rf"\s+{number}  \S", line))
+        assert re.search(r"\d / \d .* MiB / .* MiB .* MiB .* MiB .* flat$", row), row
+    assert "FLAT over 60 steps" in shown
+    assert "run/report.html" in shown
+    assert (out / "report.html").read_text().startswith("<!doctype html>")
+    assert "Traceback" not in (out / "train.log").read_text()
+
+
+def test_every_step_says_what_each_rank_held(whole: tuple[Path, str]) -> None:
+    out, _ = whole
+    for step, record in records(out, "step").items():
+        assert [one["rank"] for one in record["ranks"]] == [0, 1]
+        assert all(one["in_flight"] <= one["in_flight_bound"] for one in record["ranks"])
+        for one in record["ranks"]:
+            if step > 1:
+                assert 0 < one["activations"] <= one["activations_bound"]
+
+
+def test_a_killed_rank_is_named_and_the_run_goes_on(
+    whole: tuple[Path, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    process = start(out, *SPLIT)
+    wait_for_step(out, 15, process)
+    victim = pid_of(out, 1)
+    os.kill(victim, signal.SIGKILL)
+    began = time.monotonic()
+    _, stderr = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    assert process.returncode == 1
+    assert stderr.count("\n") == 1, stderr
+    newest = _C.train_newest_checkpoint(str(out / "checkpoints"))
+    assert newest is not None
+    step = int(newest[-6:])
+    assert step >= 10
+    assert stderr == (
+        f"tenure: rank 1 (pid {victim}) was killed by signal 9 (SIGKILL); the same command with "
+        f"--resume goes on from step {step}\n"
+    )
+    assert not Path(f"/proc/{pid_of(out, 0)}").exists()
+    shown = trained(out, *SPLIT, "--resume")
+    assert f"from step {step} on" in shown
+    assert losses(out) == losses(whole[0])
+    evaluations = {step: one["loss"] for step, one in records(out, "evaluation").items()}
+    assert evaluations == {s: one["loss"] for s, one in records(whole[0], "evaluation").items()}
+
+
+def test_ctrl_c_saves_and_stops(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(out, *SPLIT, "--no-observe", "--steps", "5000")
+    wait_for_step(out, 12, process)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    last = max(records(out, "step"))
+    assert (
+        stderr
+        == f"tenure: stopped by SIGINT; the same command with --resume goes on from step {last}\n"
+    )
+    assert (out / "checkpoints" / f"step-{last:06}" / "checkpoint.json").exists()
+    assert not list((out / "checkpoints").glob("*.partial"))
+
+
+def test_torchrun_is_joined_and_ranks_may_change(whole: tuple[Path, str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    subprocess.run(["cp", "-r", whole[0], out], check=True)
+    more = ["--steps", "64", "--resume", "--dp", "2", "--no-observe"]
+    shown = trained(out, *more, program=JOINED)
+    assert "2 ranks of cpu (2 data ranks)" in shown
+    assert sorted(records(out, "step")) == list(range(1, 65))
+    assert losses(out)[-1] < 3.7
+    assert "not watched" in shown
+
+
+def test_ranks_start_again_by_themselves(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(out, *SPLIT, "--no-observe", "--restarts", "1", "--steps", "40")
+    wait_for_step(out, 12, process)
+    os.kill(pid_of(out, 0), signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=90)
+    assert process.returncode == 0, stderr
+    assert re.search(r"from step \d0 on", stdout)
+    assert sorted(records(out, "step")) == list(range(1, 41))
