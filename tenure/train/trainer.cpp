@@ -329,8 +329,12 @@ pipeline::StepResult Trainer::State::pass(pipeline::Pass kind) {
 }
 
 std::vector<double> Trainer::State::figures(double loss) const {
-  const auto promise = pipe->promise();
-  const auto stats = pipe->stats();
+  auto promise = pipe->promise();
+  auto stats = pipe->stats();
+  if (stats.steps == 1) {  // a lesson: libraries take their workspaces in it
+    promise.bytes.reset();
+    stats.peak_bytes.reset();
+  }
   return {has_last() ? 1.0 : 0.0,
           loss,
           enough ? 1.0 : 0.0,

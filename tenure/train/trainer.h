@@ -29,8 +29,8 @@ struct RankReport {
   std::string stages;  // "embedding, layers 0-1"
   uint32_t in_flight = 0;
   uint32_t in_flight_bound = 0;
-  std::optional<int64_t> activations;        // strict: the most between two actions
-  std::optional<int64_t> activations_bound;  // and messages; from the second step on
+  std::optional<int64_t> activations;        // strict, from the second step on: between two actions
+  std::optional<int64_t> activations_bound;  // the same: of microbatches and messages
   int64_t allocated = 0;                     // now; 0 where nobody counts
   int64_t peak = 0;                          // at any moment
   int64_t rss = 0;
