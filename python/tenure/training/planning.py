@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
+from tenure import _C
 from tenure._inputs import parse_bytes
 from tenure.errors import InputError
 from tenure.inspect.options import LEVELS
@@ -23,6 +24,9 @@ _MICROBATCHES = 4
 _ROWS = 8
 _LEARNING_RATES = {"tiny": 3e-3}
 _LEARNING_RATE = 6e-4
+_MOST = 2**31 - 1
+_MOST_SEED = 2**63 - 1
+_DAY = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ def plan_of(flags: Flags, world: World | None) -> Plan:
     Raises:
         InputError: They contradict each other.
     """
+    _require_figures(flags)
     ranks, dp = _ranks(flags, world)
     model, size = _model(flags)
     rows, microbatches = _batch(flags, dp)
@@ -121,6 +126,16 @@ def plan_of(flags: Flags, world: World | None) -> Plan:
     )
 
 
+def _require_figures(flags: Flags) -> None:
+    """Raises InputError for numbers that no machine counts to."""
+    for name, value in asdict(flags).items():
+        if isinstance(value, int) and value > (_MOST_SEED if name == "seed" else _MOST):
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag} {value} is more than can be counted to: choose less")
+    if not 0 < flags.timeout <= _DAY:
+        raise InputError(f"--timeout is a number of seconds up to a day, not {flags.timeout}")
+
+
 def _ranks(flags: Flags, world: World | None) -> tuple[int, int]:
     """How many ranks there are, and how many pipelines."""
     if world is not None and flags.ranks not in (None, world.ranks):
@@ -157,7 +172,13 @@ def _model(flags: Flags) -> tuple[str, str]:
         raise InputError(
             f"there is no config.json beside the weights in {config.parent}: say --model and --size"
         )
-    return flags.model or "", str(config)
+    kind = _C.TrainConfig.read(str(config)).kind
+    if flags.model not in (None, "", kind):
+        raise InputError(
+            f"the weights in {config.parent} are of a {kind} and --model says {flags.model}: leave "
+            "--model out"
+        )
+    return kind, str(config)
 
 
 def _batch(flags: Flags, dp: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tenure import InputError
+from tenure import _C, InputError
 from tenure.cli import app
 from tenure.training import start
 from tenure.training.flags import Flags
@@ -118,7 +118,7 @@ def test_weights_without_a_config_beside_them(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(InputError, match="no config.json beside the weights"):
         plan_of(Flags(weights=str(tmp_path / "model.safetensors")), None)
-    (tmp_path / "config.json").write_text("{}")
+    _C.TrainConfig.named("gpt2", "tiny").write(str(tmp_path / "config.json"))
     plan = plan_of(Flags(weights=str(tmp_path)), None)
     assert plan.size == str(tmp_path / "config.json")
 
@@ -191,3 +191,24 @@ def test_commands_of_the_tutorial_are_understood(monkeypatch: pytest.MonkeyPatch
     assert len(commands) >= 8
     for command in commands:
         parsed(*shlex.split(command, comments=True), monkeypatch=monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (Flags(steps=10**20), "--steps 1.* is more than can be counted to"),
+        (Flags(keep=2**31), "--keep"),
+        (Flags(timeout=float("inf")), "--timeout is a number of seconds up to a day"),
+        (Flags(timeout=0), "--timeout"),
+    ],
+)
+def test_figures_beyond_reason_are_refused(flags: Flags, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        plan_of(flags, None)
+
+
+def test_weights_say_what_they_are_of(tmp_path: Path) -> None:
+    _C.TrainConfig.named("llama", "tiny").write(str(tmp_path / "config.json"))
+    assert plan_of(Flags(weights=str(tmp_path)), None).model == "llama"
+    with pytest.raises(InputError, match="are of a llama and --model says gpt2"):
+        plan_of(Flags(weights=str(tmp_path), model="gpt2"), None)
