@@ -187,10 +187,6 @@ void bind_trainer(py::module_& m) {
           "check", [](const train::Job& self, int64_t ranks) { train::check(self, ranks); },
           py::arg("ranks"), NoGil());
   m.def("train_newest_checkpoint", &train::newest_checkpoint, py::arg("folder"), NoGil());
-  m.def(
-      "train_checkpoint_step",
-      [](const std::string& path) { return train::Checkpoint(path).step(); }, py::arg("path"),
-      NoGil());
   py::class_<train::Trainer>(m, "Trainer")
       .def(py::init(&make_trainer), py::arg("job"), py::kw_only(), py::arg("pipe_up"),
            py::arg("pipe_down"), py::arg("pipe_side"), py::arg("data_group"), py::arg("data_side"),

@@ -6,7 +6,6 @@
 #include <tenure/train/json.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <filesystem>
 #include <iomanip>

@@ -240,6 +240,14 @@ class ShardedParameters final : public Parameters {
 
 }  // namespace
 
+std::vector<at::Tensor> Parameters::values() const {
+  std::vector<at::Tensor> out;
+  for (const auto& entry : entries_) {
+    out.push_back(entry.value);
+  }
+  return out;
+}
+
 std::vector<at::Tensor> Parameters::weights() const {
   std::vector<at::Tensor> out;
   for (const auto& stage : weights_) {

@@ -52,6 +52,7 @@ class Parameters {
   virtual ~Parameters() = default;
 
   const std::vector<Entry>& entries() const { return entries_; }
+  std::vector<at::Tensor> values() const;
 
   // A layer of one of the stages, with its weights in place.
   virtual at::Tensor run(size_t stage, size_t layer, const at::Tensor& x) = 0;

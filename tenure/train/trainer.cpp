@@ -3,7 +3,6 @@
 #include <tenure/core/error.h>
 #include <tenure/core/hold.h>
 #include <tenure/core/meter.h>
-#include <tenure/core/names.h>
 #include <tenure/core/sample.h>
 #include <tenure/core/text.h>
 #include <tenure/offload/active.h>
@@ -30,6 +29,9 @@ namespace tenure::train {
 namespace {
 
 constexpr double kNotKnown = -1;
+
+// What AdamW::state() has of each parameter, in this order.
+constexpr std::array kStates{"exp_avg.", "exp_avg_sq.", "step."};
 
 std::optional<int64_t> known(double figure) {
   return figure == kNotKnown ? std::nullopt : std::optional(static_cast<int64_t>(figure));
@@ -177,6 +179,7 @@ struct Trainer::State {
   uint32_t pipe_rank;
   int64_t data_rank;
   pipeline::Schedule schedule;
+  std::vector<std::string> stages_of_ranks;  // of the pipeline, in words
   std::optional<Checkpoint> begun;
   int64_t begin = 0;
   Stages stages;
@@ -228,6 +231,9 @@ Trainer::State::State(const Job& given, TrainGroups with)
   if (job.device.is_cpu() && job.strict) {
     counting.emplace();
   }
+  for (uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
+    stages_of_ranks.push_back(described(stages_of(job, schedule), schedule, rank));
+  }
   stages = stages_on(job, schedule, pipe_rank, begun);
   meter = std::make_unique<Meter>(
       job.device);  // there may have been no device's allocator to ask before
@@ -276,17 +282,10 @@ void Trainer::State::lease() {
 void Trainer::State::load_optimizer(const Checkpoint& from) {
   const auto& entries = parameters->entries();
   auto state = optimizer.state();
-  constexpr size_t of_each = 3;  // in the order of the entries
   for (size_t i = 0; i < state.size(); ++i) {
-    const auto entry = i / of_each;
-    auto& [name, value] = state[i];
-    auto in_file = name;
-    if (entries[entry].is_copy) {
-      in_file.resize(name.size() - name_in_optimizer(entries[entry]).size());
-      in_file += entries[entry].name;
-    }
-    const auto whole = from.optimizer_state(in_file);
-    value = whole.dim() == 0 ? whole : parameters->own_part(entry, whole.to(job.device));
+    const auto entry = i / kStates.size();
+    const auto whole = from.optimizer_state(kStates.at(i % kStates.size()) + entries[entry].name);
+    state[i].second = whole.dim() == 0 ? whole : parameters->own_part(entry, whole.to(job.device));
   }
   optimizer.load_state(state);
 }
@@ -367,15 +366,13 @@ StepReport Trainer::State::step(int64_t number) {
   const auto own = has_last() ? result.loss.item<double>() : 0.0;
   double losses = 0;
   bool stop = false;
-  const auto ranges = stages_of(job, schedule);
   const auto all = world.share(figures(own), "reporting a step");
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const auto& of = all[rank];
     losses += of[0] * of[1];
     stop = stop || of[2] != 0;
     report.ranks.push_back({
-        .stages =
-            described(ranges, schedule, static_cast<uint32_t>(static_cast<int64_t>(rank) / job.dp)),
+        .stages = stages_of_ranks.at(rank / static_cast<size_t>(job.dp)),
         .in_flight = static_cast<uint32_t>(of[3]),
         .in_flight_bound = static_cast<uint32_t>(of[4]),
         .activations = known(of[5]),
@@ -454,25 +451,20 @@ std::string Trainer::State::save(int64_t number) {
       }
     });
   };
-  std::vector<at::Tensor> values;
-  for (const auto& entry : entries) {
-    values.push_back(entry.value);
-  }
-  join_into(part.weights, values, "");
-  constexpr std::array kinds{"exp_avg.", "exp_avg_sq.", "step."};
+  join_into(part.weights, parameters->values(), "");
   const auto state = optimizer.state();
-  for (size_t kind = 0; kind < kinds.size(); ++kind) {
+  for (size_t kind = 0; kind < kStates.size(); ++kind) {
     std::vector<at::Tensor> own;
-    for (size_t i = kind; i < state.size(); i += kinds.size()) {
+    for (size_t i = kind; i < state.size(); i += kStates.size()) {
       own.push_back(state[i].second);
     }
     if (own.front().dim() != 0) {
-      join_into(part.optimizer, own, kinds.at(kind));
+      join_into(part.optimizer, own, kStates.at(kind));
       continue;
     }
     for (size_t i = 0; i < entries.size(); ++i) {
       if (!entries[i].is_copy) {
-        part.optimizer.emplace_back(kinds.at(kind) + entries[i].name, own[i]);
+        part.optimizer.emplace_back(kStates.at(kind) + entries[i].name, own[i]);
       }
     }
   }
@@ -531,12 +523,8 @@ int64_t Trainer::parameters() const {
 Weights Trainer::weights() const {
   const at::NoGradGuard no_grad;
   const auto& entries = state_->parameters->entries();
-  std::vector<at::Tensor> values;
-  for (const auto& entry : entries) {
-    values.push_back(entry.value);
-  }
   Weights out;
-  state_->parameters->join(values, [&](size_t i, const at::Tensor& whole) {
+  state_->parameters->join(state_->parameters->values(), [&](size_t i, const at::Tensor& whole) {
     out.emplace_back(entries[i].name, whole.detach().to(at::kCPU, true, true));
   });
   return out;

@@ -24,7 +24,7 @@ from tenure.sharding.identity import sharded_in, whole_parameters
 if TYPE_CHECKING:
     from tenure.sharding.sharded import Sharded
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "groups_of"]
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -105,7 +105,7 @@ class Pipeline:
         ranks = dist.get_process_group_ranks(found)
         self.schedule = _schedule_of(schedule, len(ranks), microbatches, len(modules))
         device = next((p.device for module in modules for p in module.parameters()), None)
-        up, down, side = _groups(ranks, device or torch.device("cpu"), timeout)
+        up, down, side = groups_of(ranks, device or torch.device("cpu"), timeout)
         _require_same(self.schedule, side)
         self.rank = dist.get_rank(found)
         self.microbatches = self.schedule.microbatches
@@ -280,7 +280,7 @@ def _schedule_of(
     return schedule(given, ranks, microbatches, None if is_file else chunks)
 
 
-def _groups(
+def groups_of(
     ranks: list[int], device: torch.device, timeout: float
 ) -> tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup]:
     """Groups of the same ranks: to higher ranks, to lower ranks, and one on the host.

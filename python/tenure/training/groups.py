@@ -13,6 +13,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from tenure.pipelining.pipeline import groups_of
 from tenure.training.plan import Plan
 from tenure.training.planning import World
 
@@ -85,14 +86,13 @@ def _groups(plan: Plan, world: World, device: torch.device, timeout: timedelta) 
         assert isinstance(made, dist.ProcessGroup)
         return made
 
-    side = new(pipeline, "gloo", "pipeline")
+    up, down, side = groups_of(pipeline, device, plan.timeout)
     data_side = new(peers, "gloo", "data")
-    on_host = device.type == "cpu"
     return Groups(
-        up=side if on_host else new(pipeline, None, "pipeline"),
-        down=side if on_host else new(pipeline, None, "pipeline"),
+        up=up,
+        down=down,
         side=side,
-        data=data_side if on_host else new(peers, None, "data"),
+        data=data_side if device.type == "cpu" else new(peers, None, "data"),
         data_side=data_side,
         world=new(list(range(plan.ranks)), "gloo", "world"),
         store=dist.distributed_c10d._get_default_store(),
