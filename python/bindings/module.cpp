@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "telemetry.h"
 #include <tenure/core/storage_ref.h>
 
 PYBIND11_MODULE(_C, m) {
@@ -15,6 +16,7 @@ PYBIND11_MODULE(_C, m) {
   bind_offload(m);
   bind_shard(m);
   bind_pipeline(m);
+  bind_telemetry(m);
   bind_train(m);
   bind_trainer(m);
   // Called when the interpreter has ended: deleters that need it must not run after this.

@@ -953,7 +953,6 @@ class TrainJob:
     def check(self, ranks: int) -> None: ...
 
 def train_newest_checkpoint(folder: str) -> str | None: ...
-def train_checkpoint_step(path: str) -> int: ...
 
 class Trainer:
     begin_step: int
@@ -972,3 +971,46 @@ class Trainer:
     ) -> None: ...
     def run(self, listener: object) -> None: ...
     def weights(self) -> list[tuple[str, torch.Tensor]]: ...
+
+class Told:
+    number: int
+    step: int
+    time: float
+    own: dict[str, int]
+    slots: list[dict[str, tuple[int, int]]]
+    peak_rank: int
+    peak_row: dict[str, int]
+    rows: list[dict[str, int]]
+    missed: int
+    lost: str
+
+class TelemetryMonitor:
+    def __init__(
+        self,
+        *,
+        every: int,
+        who: int,
+        rank: int,
+        ranks: int,
+        stage: int,
+        stages: int,
+        reads: bool,
+        rows_every: int,
+        groups: list[torch._C._distributed_c10d.Backend],
+        levels: int,
+        store: torch._C._distributed_c10d.Store | None,
+    ) -> None: ...
+    def step(self) -> bool: ...
+    def next(self, seconds: float) -> Told | None: ...
+    over: bool
+    def recent(self) -> list[dict[str, float]]: ...
+    collectives: int
+    knows_peaks: bool
+    def close(self, seconds: float) -> None: ...
+
+telemetry_most_members: int
+
+def telemetry_keys() -> list[tuple[str, str, str, bool, str]]: ...
+def telemetry_layout(stages: int, every: int) -> str: ...
+def telemetry_words(figures: dict[str, int], rank: int, stage: int, stages: int) -> list[int]: ...
+def telemetry_slots(words: list[int]) -> list[dict[str, tuple[int, int]]]: ...

@@ -33,7 +33,9 @@ __all__ = [
     "LeaseError",
     "Leases",
     "Ledger",
+    "MemoryAlert",
     "MemoryGrows",
+    "Monitor",
     "MutationError",
     "Offload",
     "OffloadStats",
@@ -71,19 +73,21 @@ __all__ = [
     "sharding",
     "step",
     "steps",
+    "telemetry",
     "watch",
 ]
 
 # At once and not when first used: a process may fork while another thread imports. The command
 # line takes what it needs from the modules themselves, for torch takes seconds to import.
 if TYPE_CHECKING or not is_command():
-    from tenure import integrations, pipelining, sharding
+    from tenure import integrations, pipelining, sharding, telemetry
     from tenure.clock import on_step, step, steps
     from tenure.errors import (
         BudgetError,
         CollectiveError,
         InputError,
         LeaseError,
+        MemoryAlert,
         MutationError,
         ReleaseError,
         ScopeError,
@@ -102,6 +106,7 @@ if TYPE_CHECKING or not is_command():
     from tenure.samples import Sample, refresh_samples, sample
     from tenure.scopes import Scope, scope
     from tenure.sharding import shard
+    from tenure.telemetry import Monitor
     from tenure.storages import (
         Fence,
         StorageRef,

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from tenure import _C
 from tenure._C import Subscription
 
-__all__ = ["Subscription", "follow_optimizers", "on_step", "step", "steps"]
+__all__ = ["Subscription", "follow_optimizers", "new_announcer", "on_step", "step", "steps"]
 
 _USER = 1 << 32  # announcers are told apart by number; names of scopes lie below
 _numbers = itertools.count(_USER + 1)
@@ -35,6 +35,11 @@ def step() -> None:
         True
     """
     _C.tick_explicit(_USER, None)
+
+
+def new_announcer() -> int:
+    """A number by which the clock knows who announces steps."""
+    return next(_numbers)
 
 
 def no_more_steps() -> None:

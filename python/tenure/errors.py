@@ -15,6 +15,7 @@ __all__ = [
     "CollectiveError",
     "InputError",
     "LeaseError",
+    "MemoryAlert",
     "MutationError",
     "ReleaseError",
     "ScopeError",
@@ -62,6 +63,10 @@ class CollectiveError(TenureError):
 
 class InputError(TenureError, ValueError):
     """An argument that cannot mean anything."""
+
+
+class MemoryAlert(TenureError):  # noqa: N818  it is a run that is stopped on purpose
+    """A monitor's rule whose action is to stop the run is broken."""
 
 
 class ScopeWarning(UserWarning):

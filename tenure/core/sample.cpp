@@ -3,6 +3,7 @@
 #include <tenure/core/error.h>
 #include <tenure/core/kernel_file.h>
 #include <tenure/core/latest.h>
+#include <tenure/core/quiet_thread.h>
 #include <tenure/core/text.h>
 
 #include <pthread.h>
@@ -11,13 +12,11 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
-#include <csignal>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <ranges>
 #include <stop_token>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -99,28 +98,6 @@ struct Files {
 constexpr std::chrono::milliseconds kDear{5};
 constexpr int kRarely = 250;
 
-// A thread that no signal of the program's is delivered to.
-template <class Body>
-std::jthread quiet_thread(Body body) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::jthread thread;
-  std::error_code error;
-  try {
-    thread = std::jthread(std::move(body));
-  } catch (const std::system_error& failure) {
-    error = failure.code();
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (error) {
-    throw Error(text("the sampler's thread could not be started (", error.message(),
-                     "); raise the limit on threads (ulimit -u, pids.max) or sample without PSS"));
-  }
-  return thread;
-}
-
 class Counted {
  public:
   explicit Counted(std::atomic<uint32_t>& count) : count_(count) { ++count_; }
@@ -200,7 +177,8 @@ struct Sampler::State {
 
   void start() {
     try {
-      thread = quiet_thread([this](const std::stop_token& stop) { run(stop); });
+      thread =
+          quiet_thread("the sampler's thread", [this](const std::stop_token& stop) { run(stop); });
     } catch (...) {
       asks.clear();
       throw;

@@ -1,0 +1,303 @@
+"""What a monitor costs: the training thread, the step, the wire, and many ranks.
+
+    python bench/telemetry.py [--ranks 2] [--steps 100] [--rounds 7] [--many 128] [--device cpu]
+
+thread    `monitor.step()` on the training thread, at an interval's end and between two, beside what
+          it replaces: `torch.cuda.memory_stats()` where there is a GPU, `tenure.sample()` else.
+step      a step of 100 ms with and without a monitor at every=10, in turn in the same processes,
+          ranks on Gloo with one thread each: the median over rounds of the ratio. Bar: 1.005.
+wire      16,384 ranks x 64 stages, simulated: bytes of one reduction beside an all-gather of the
+          same rows, and the time to pack, to merge and to read.
+many      real ranks with the reduction in levels, nodes of 8: time until all are connected, sockets
+          of a rank, an interval; beside one Gloo group of all.
+"""
+
+from __future__ import annotations
+
+import sys
+
+sys.path.append(sys.path.pop(0))  # last, for a file here has the name of one of Python's modules
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import tables
+import torch
+from torch import distributed as dist
+from torch import multiprocessing
+from torch.distributed import distributed_c10d as c10d
+
+import tenure
+from tenure import _C
+
+BAR_THREAD_US, BAR_STEP = 50.0, 1.005
+SIMULATED_RANKS, SIMULATED_STAGES = 16_384, 64
+
+
+def in_ranks(fn: Callable[..., Any], ranks: int, *args: Any) -> Any:
+    """What rank 0 returns."""
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(_rank, (fn, ranks, folder, args), nprocs=ranks)
+        return torch.load(Path(folder) / "result", weights_only=False)
+
+
+def _rank(rank: int, fn: Callable[..., Any], ranks: int, folder: str, args: Any) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", 0, ranks, True) if rank == 0 else None
+    port = Path(folder) / "port"
+    if store is not None:
+        port.with_suffix(".new").write_text(str(store.port))
+        port.with_suffix(".new").rename(port)
+    while not port.exists():
+        time.sleep(0.01)
+    store = store or dist.TCPStore("127.0.0.1", int(port.read_text()), ranks, False)
+    # One group a process: the job's own full mesh of many ranks is not what is measured.
+    backend = "gloo" if ranks <= 16 else "fake"
+    if backend == "fake":
+        from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers it
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=300)
+    )
+    result = fn(rank, ranks, store, *args)
+    if rank == 0:
+        torch.save(result, Path(folder) / "result")
+    store.add("done", 1)
+    while rank == 0 and store.add("done", 0) < ranks:
+        time.sleep(0.01)
+    os._exit(0)
+
+
+# --- thread ---------------------------------------------------------------------------------
+
+
+def median_us(fn: Callable[[], object], times: int = 2000) -> float:
+    took = []
+    for _ in range(times):
+        begin = time.perf_counter_ns()
+        fn()
+        took.append(time.perf_counter_ns() - begin)
+    return statistics.median(took) / 1000
+
+
+def thread(table: tables.Table, device: str) -> None:
+    if device != "cpu":
+        torch.ones(1, device=device)
+    with tempfile.TemporaryDirectory() as folder:
+        between = tenure.Monitor(sinks=[], every=1 << 30, folder=folder)
+        table.add(
+            ["step(), between intervals", f"{median_us(between.step):.1f} µs", "", ""],
+            part="thread",
+        )
+        between.close()
+        monitor = tenure.Monitor(sinks=[], every=1, folder=folder)
+
+        def paced() -> None:
+            monitor.step()
+
+        took = []
+        for _ in range(1000):
+            begin = time.perf_counter_ns()
+            paced()
+            took.append((time.perf_counter_ns() - begin) / 1000)
+            time.sleep(0.001)  # the monitor's thread has its turn, as in a loop that trains
+        at_end = statistics.median(took)
+        monitor.close()
+        table.add(
+            ["step(), an interval's end", f"{at_end:.1f} µs", f"bar {BAR_THREAD_US:.0f} µs", ""],
+            part="thread",
+            microseconds=at_end,
+            bar=BAR_THREAD_US,
+        )
+    table.add(["tenure.sample()", f"{median_us(tenure.sample):.1f} µs", "", ""], part="thread")
+    if device != "cpu":
+        stats = median_us(torch.cuda.memory_stats)
+        table.add(
+            ["torch.cuda.memory_stats()", f"{stats:.1f} µs", f"{at_end / stats:.2f} x", ""],
+            part="thread",
+            microseconds=stats,
+        )
+
+
+# --- step -----------------------------------------------------------------------------------
+
+
+def busy(seconds: float) -> Callable[[], None]:
+    """Work of about so long, the same every time."""
+    a = torch.randn(256, 256)
+
+    def work(times: int) -> None:
+        for _ in range(times):
+            torch.mm(a, a)
+
+    begin = time.perf_counter()
+    work(200)
+    each = (time.perf_counter() - begin) / 200
+    return lambda: work(max(int(seconds / each), 1))
+
+
+def steps(_rank: int, _ranks: int, _store: Any, count: int, rounds: int) -> Any:
+    work = busy(0.1)
+    gradient = torch.ones(4096)
+    monitor = tenure.Monitor(sinks=[], every=10)
+    plain, ours = [], []
+    for _ in range(rounds):
+        for arm, times in ((None, plain), (monitor, ours)):
+            dist.barrier()
+            begin = time.perf_counter()
+            for _ in range(count):
+                work()
+                dist.all_reduce(gradient)
+                if arm is not None:
+                    arm.step()
+            times.append((time.perf_counter() - begin) / count)
+    monitor.close()
+    return plain, ours
+
+
+def step(table: tables.Table, ranks: int, count: int, rounds: int) -> None:
+    plain, ours = in_ranks(steps, ranks, count, rounds)
+    ratio = statistics.median(b / a for a, b in zip(plain, ours, strict=True))
+    table.add(
+        [
+            f"a step, {ranks} ranks, every=10",
+            f"{1000 * statistics.median(ours):.2f} ms",
+            f"{ratio:.4f} x plain",
+            f"bar {BAR_STEP}",
+        ],
+        part="step",
+        ratio=ratio,
+        bar=BAR_STEP,
+    )
+
+
+# --- wire -----------------------------------------------------------------------------------
+
+
+def wire(table: tables.Table) -> None:
+    figures = {name: 1 << 30 for name, *_ in _C.telemetry_keys()}
+    begin = time.perf_counter()
+    packed = [
+        _C.telemetry_words(figures, rank, rank % SIMULATED_STAGES, SIMULATED_STAGES)
+        for rank in range(64)
+    ]
+    pack = (time.perf_counter() - begin) / len(packed)
+    tensors = [torch.tensor(words) for words in packed]
+    merged = tensors[0].clone()
+    begin = time.perf_counter()
+    for other in tensors:
+        torch.maximum(merged, other, out=merged)
+    merge = (time.perf_counter() - begin) / len(tensors)
+    words = merged.tolist()
+    begin = time.perf_counter()
+    _C.telemetry_slots(words)
+    read = time.perf_counter() - begin
+    reduced = 8 * len(words)
+    gathered = 8 * len(figures) * SIMULATED_RANKS
+    table.add(
+        [
+            f"wire, {SIMULATED_RANKS:,} ranks x {SIMULATED_STAGES} stages x {len(figures)} keys",
+            f"{reduced:,} B a rank",
+            f"{reduced / gathered:.4f} x an all-gather",
+            f"pack {pack * 1e6:.0f} µs, merge {merge * 1e6:.0f} µs, read {read * 1e6:.0f} µs",
+        ],
+        part="wire",
+        reduced=reduced,
+        gathered=gathered,
+        pack=pack,
+        merge=merge,
+        read=read,
+    )
+
+
+# --- many -----------------------------------------------------------------------------------
+
+
+def sockets() -> int:
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            count += str(link.readlink()).startswith("socket:")
+        except OSError:
+            continue
+    return count
+
+
+def connect(rank: int, ranks: int, store: Any, levels: bool) -> Any:
+    before = sockets()
+    store.add("ready", 1)
+    while store.add("ready", 0) < ranks:
+        time.sleep(0.05)
+    begin = time.perf_counter()
+    if levels:
+        monitor = tenure.Monitor(sinks=[], every=1, _node=str(rank // 8), timeout=240)
+        took, opened = time.perf_counter() - begin, sockets() - before
+        begin = time.perf_counter()
+        for _ in range(5):
+            monitor.step()
+        monitor.close(60)
+        return took, opened, (time.perf_counter() - begin) / 5
+    group = c10d.ProcessGroupGloo(
+        c10d.PrefixStore("flat", store), rank, ranks, timedelta(seconds=240)
+    )
+    took, opened = time.perf_counter() - begin, sockets() - before
+    words = torch.zeros(len(_C.telemetry_words({}, 0, 0, 1)), dtype=torch.int64)
+    options = c10d.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    begin = time.perf_counter()
+    for _ in range(5):
+        group.allreduce([words], options).wait()
+    return took, opened, (time.perf_counter() - begin) / 5
+
+
+def many(table: tables.Table, ranks: int) -> None:
+    for levels, name in ((True, "in levels, nodes of 8"), (False, "one Gloo group")):
+        took, opened, interval = in_ranks(connect, ranks, levels)
+        table.add(
+            [
+                f"{ranks} ranks {name}",
+                f"{took:.1f} s to connect",
+                f"{opened} sockets of rank 0",
+                f"{interval * 1000:.1f} ms an interval",
+            ],
+            part="many",
+            levels=levels,
+            seconds=took,
+            sockets=opened,
+            interval=interval,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--many", type=int, default=128)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", default="thread,step,wire,many")
+    asked = parser.parse_args()
+    parts = asked.only.split(",")
+    table = tables.Table("telemetry", ["what", "figure", "beside", ""])
+    if "thread" in parts:
+        thread(table, asked.device)
+    if "step" in parts:
+        step(table, asked.ranks, asked.steps, asked.rounds)
+    if "wire" in parts:
+        wire(table)
+    if "many" in parts:
+        many(table, asked.many)
+    table.show()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Where the ranks of a monitor meet: to see that they agree, and to connect."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from tenure import _C
+from tenure.errors import CollectiveError, InputError
+
+__all__ = ["Meeting", "levels_of", "meet"]
+
+_made: defaultdict[str, int] = defaultdict(int)  # monitors of each group so far
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Who is there, and the groups that this rank reduces in."""
+
+    rank: int = 0
+    ranks: int = 1
+    stages: int = 1
+    groups: list[Any] = field(default_factory=list)  # from its neighbours up; none: it is alone
+    levels: int = 0
+    store: c10d.Store | None = None  # a clone, for one thread; `store.clone()` for more
+
+
+def meet(
+    group: dist.ProcessGroup | None,
+    *,
+    every: int,
+    stage: int,
+    node: str | None = None,
+    failure: str = "",
+    timeout: float = 60.0,
+) -> Meeting:
+    """Waits for all ranks of the group and connects them. Every rank calls it.
+
+    Args:
+        group: The ranks; None: all, or this process alone where there are no groups.
+        every: Steps of an interval.
+        stage: Of the pipeline.
+        node: What ranks that are near each other have in common; None: the host's name.
+        failure: Why this rank cannot take part: then none does, and all know.
+        timeout: Seconds to wait for the others.
+
+    Raises:
+        InputError: A rank's monitor is not like rank 0's, on all ranks; or this one is not in it.
+        CollectiveError: A rank has made none in time.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        if group is not None:
+            raise InputError("there is no process group: call torch.distributed's first")
+        return _alone(stage, failure)
+    found: object = group if group is not None else dist.group.WORLD
+    if found == dist.GroupMember.NON_GROUP_MEMBER:
+        raise InputError("this rank is not in the group: make the monitor on the ranks that are")
+    if not isinstance(found, dist.ProcessGroup):
+        raise InputError(f"group is a process group, not {found!r}")
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    if ranks == 1:
+        return _alone(stage, failure)
+    name = found.group_name
+    _made[name] += 1
+    whole: Any = c10d._get_default_store()  # torch's stubs do not know clone()
+    store = c10d.PrefixStore(f"tenure/monitor/{name}/{_made[name]}", whole.clone())
+    mine = {
+        "every": every,
+        "layout": _C.telemetry_layout(1, 1),
+        "stage": stage,
+        "node": node or socket.gethostname(),
+        "failure": failure,
+    }
+    agreed = _agreement(store, rank, ranks, mine, timeout)
+    levels = levels_of(agreed["nodes"])
+    groups: list[Any] = []
+    for number, level in enumerate(levels):
+        for members in level:
+            if rank in members:
+                place = c10d.PrefixStore(f"level/{number}/{members[0]}", store)
+                groups.append(
+                    c10d.ProcessGroupGloo(
+                        place, members.index(rank), len(members), timedelta(seconds=timeout)
+                    )
+                )
+    return Meeting(rank, ranks, agreed["stages"], groups, len(levels), store)
+
+
+def _alone(stage: int, failure: str) -> Meeting:
+    if failure:
+        raise InputError(failure)
+    return Meeting(stages=stage + 1)
+
+
+def levels_of(nodes: Sequence[Sequence[int]]) -> list[list[list[int]]]:
+    """The groups of each level, from neighbours up to one group. See Note [Levels] in C++."""
+    most = _C.telemetry_most_members
+    everyone = sorted(itertools.chain.from_iterable(nodes))
+    if len(everyone) <= most:
+        return [[everyone]]
+    levels = [[part for node in nodes for part in _parts(node, most)]]
+    while len(levels[-1]) > 1:
+        levels.append(_parts([members[0] for members in levels[-1]], most))
+    return levels
+
+
+def _parts(ranks: Sequence[int], most: int) -> list[list[int]]:
+    return [list(ranks[at : at + most]) for at in range(0, len(ranks), most)]
+
+
+def _agreement(
+    store: c10d.Store, rank: int, ranks: int, mine: dict[str, Any], timeout: float
+) -> dict[str, Any]:
+    """What all ranks have found. The last one to come looks, so that each asks for one answer."""
+    store.set(f"hello/{rank}", json.dumps(mine))
+    if store.add("arrived", 1) == ranks:
+        everyone = [json.loads(store.get(f"hello/{one}")) for one in range(ranks)]
+        store.set("agreed", json.dumps(_compared(everyone)))
+    try:
+        store.wait(["agreed"], timedelta(seconds=timeout))
+    except RuntimeError:
+        missing = [str(one) for one in range(ranks) if not store.check([f"hello/{one}"])]
+        raise CollectiveError(
+            f"no monitor on rank {', '.join(missing[:8])}{' …' if len(missing) > 8 else ''} "
+            f"after {timeout:g} s: every rank of the group makes one, in the same order"
+        ) from None
+    agreed: dict[str, Any] = json.loads(store.get("agreed"))
+    if "error" in agreed:
+        raise InputError(agreed["error"])
+    return agreed
+
+
+def _compared(everyone: list[dict[str, Any]]) -> dict[str, Any]:
+    for rank, one in enumerate(everyone):
+        if one["failure"]:
+            return {"error": f"the monitor on rank {rank}: {one['failure']}"}
+    for key, what in (("layout", "version of Tenure"), ("every", "every")):
+        others = [rank for rank, one in enumerate(everyone) if one[key] != everyone[0][key]]
+        if others:
+            shown = f" ({everyone[others[0]][key]} and {everyone[0][key]})" * (key == "every")
+            return {
+                "error": f"the monitor on rank {', '.join(map(str, others[:8]))} is not like rank "
+                f"0's: {what} differs{shown}; make it in the same way on every rank"
+            }
+    nodes: dict[str, list[int]] = {}
+    for rank, one in enumerate(everyone):
+        nodes.setdefault(one["node"], []).append(rank)
+    return {"stages": 1 + max(one["stage"] for one in everyone), "nodes": list(nodes.values())}

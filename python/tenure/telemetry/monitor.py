@@ -1,0 +1,304 @@
+"""Monitor: the rank whose memory peaks, in every logger, for the price of one collective."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch import distributed as dist
+
+from tenure import _C, clock
+from tenure.errors import InputError, MemoryAlert
+from tenure.inspect.coordinates import found_coordinates
+from tenure.telemetry import sinks as all_sinks
+from tenure.telemetry.alerts import Alert, AlertSpec, Watch, alerts_of
+from tenure.telemetry.compat import names_like
+from tenure.telemetry.feeding import Feeder
+from tenure.telemetry.figures import Figure, Figures
+from tenure.telemetry.keys import KEYS
+from tenure.telemetry.meeting import Meeting, meet
+
+__all__ = ["Monitor"]
+
+_log = logging.getLogger("tenure")
+_LOOK = 1.0  # seconds after which the telling thread sees whether it is to end
+
+
+class Monitor:
+    """Says every few steps which rank has most memory and which has least left.
+
+    All ranks make one and call :meth:`step`; what they have is reduced by one collective on a group
+    of the monitor's own, off the training thread, and one rank writes it to the sinks. Without
+    process groups it tells the same of this process.
+
+    Args:
+        group: The ranks; None: all.
+        sinks: Where figures go, on the rank that writes: names among ``console``, ``jsonl``,
+            ``tensorboard``, ``wandb``, ``mlflow``, ``comet`` and ``prometheus``, objects of
+            :mod:`tenure.telemetry.sinks` with options of their own, or functions that take a
+            :class:`Figures`.
+        every: Steps of an interval.
+        alerts: Rules such as ``"headroom < 5%"``, each alone (it is logged) or with what to do:
+            ``("growth > 1 MB/step for 50 steps", "stop")``. See :class:`tenure.telemetry.Alert`.
+        folder: For files of sinks and what a run leaves behind when it dies.
+        writer: The rank of the group that writes. Which one makes no difference to what is told.
+        stage: Of the pipeline; None: as :func:`tenure.coordinates` says, or a mesh, or Megatron.
+        compat: ``"megatron-bridge"``: its names, units and rounding, for dashboards that exist.
+        run_name: What loggers call the run; that of the working directory if it is empty.
+        timeout: Seconds to wait for the other ranks when it is made.
+
+    Raises:
+        InputError: For an unknown sink, a rule that does not parse, a folder that cannot be
+            written, a port in use; on all ranks if they were not made in the same way.
+        CollectiveError: A rank has made none in time.
+
+    Example:
+        >>> import tenure
+        >>> seen = []
+        >>> with tenure.Monitor(sinks=[seen.append], every=1) as monitor:
+        ...     monitor.step()
+        >>> seen[0].world["host_rss_bytes"].rank
+        0
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        sinks: all_sinks.Spec | Sequence[all_sinks.Spec] = ("console",),
+        every: int = 10,
+        *,
+        alerts: Sequence[AlertSpec] | AlertSpec = (),
+        folder: str | Path = "run.tenure",
+        writer: int = 0,
+        stage: int | None = None,
+        compat: str | None = None,
+        run_name: str = "",
+        timeout: float = 60.0,
+        _node: str | None = None,
+    ) -> None:
+        """Waits until all ranks have made theirs."""
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise InputError(f"every is a number of steps, 1 or more, not {every!r}")
+        stage = found_coordinates().get("stage", 0) if stage is None else stage
+        if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
+            raise InputError(f"stage is a number, 0 or more, not {stage!r}")
+        grouped = dist.is_available() and dist.is_initialized()
+        writes = writer == (dist.get_rank(group) if grouped else 0)
+        made: list[all_sinks.Sink] = []
+        rules: list[Alert] = []
+        failure = ""
+        try:
+            rules = alerts_of(alerts)
+            names = None if compat is None else names_like(compat)
+            if writes:
+                made = all_sinks.made(
+                    sinks, folder=Path(folder), run_name=run_name or Path.cwd().name, names=names
+                )
+        except InputError as error:
+            failure = str(error)  # the others wait for this rank: they are to know, too
+        meeting = meet(
+            group, every=every, stage=stage, node=_node, failure=failure, timeout=timeout
+        )
+        if not 0 <= writer < meeting.ranks:
+            raise InputError(f"there is no rank {writer} to write: there are {meeting.ranks}")
+        self._grouped = meeting.ranks > 1
+        self._stops = any(rule.action == "stop" for rule in rules)
+        reads = writes or any(rule.action != "log" for rule in rules)
+        self._monitor = _monitor(meeting, every, stage, reads)
+        self._telling = _Telling(self._monitor, meeting, made, rules, writes)
+        self._intervals = 0
+        self._end = weakref.finalize(self, _end, self._monitor, self._telling)
+        if reads:
+            self._telling.start()
+
+    def step(self) -> None:
+        """A training step has ended. Takes some microseconds, at every `every`-th tens of them.
+
+        Raises:
+            MemoryAlert: A rule whose action is ``stop`` is broken, at the same step on every rank.
+            InputError: It is closed, or called from another thread than before, or the process
+                groups are gone.
+        """
+        if self._grouped and not dist.is_initialized():
+            raise InputError(
+                "the process group was destroyed under this monitor: call monitor.close() before "
+                "destroy_process_group()"
+            )
+        if self._monitor.step():
+            self._intervals += 1
+            if self._stops and self._intervals > 1:
+                self._telling.stop_if_broken(self._intervals - 1)
+
+    @property
+    def latest(self) -> Figures | None:
+        """The last interval that is known on this rank, if it writes."""
+        return self._telling.latest
+
+    @property
+    def collectives(self) -> int:
+        """How many collectives it has issued on this rank."""
+        return self._monitor.collectives
+
+    @property
+    def dropped(self) -> int:
+        """Intervals that sinks did not get: they were too slow, or failed."""
+        return self._telling.feeder.dropped
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Waits for what is under way, at most so long, and ends. A second call does nothing."""
+        if self._end.alive:
+            self._end.detach()
+            _end(self._monitor, self._telling, timeout)
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Closes it."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """What it knows, on a line."""
+        now = self.latest
+        if now is None:
+            return "<tenure.Monitor>"
+        return f"<tenure.Monitor: step {now.step}, rank {now.peak_rank} of {now.ranks} has most>"
+
+
+def _monitor(meeting: Meeting, every: int, stage: int, reads: bool) -> _C.TelemetryMonitor:
+    return _C.TelemetryMonitor(
+        every=every,
+        who=clock.new_announcer(),
+        rank=meeting.rank,
+        ranks=meeting.ranks,
+        stage=stage,
+        stages=meeting.stages,
+        reads=reads,
+        rows_every=10,
+        groups=meeting.groups,
+        levels=meeting.levels,
+        store=meeting.store,
+    )
+
+
+def _end(monitor: _C.TelemetryMonitor, telling: _Telling, timeout: float = 5.0) -> None:
+    monitor.close(timeout)
+    telling.end(timeout)
+
+
+class _Telling:
+    """Takes intervals from C++, holds them against the rules, and feeds the sinks."""
+
+    def __init__(
+        self,
+        monitor: _C.TelemetryMonitor,
+        meeting: Meeting,
+        sinks: list[all_sinks.Sink],
+        alerts: list[Alert],
+        writes: bool,
+    ) -> None:
+        self.feeder = Feeder(sinks)
+        self.latest: Figures | None = None
+        self._monitor = monitor
+        self._meeting = meeting
+        self._watch = Watch(alerts)
+        self._writes = writes
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._done = 0  # intervals
+        self._stop: tuple[int, str] | None = None  # in which interval, and why
+        self._over = False
+        self._said_lost = False
+        self._said_peaks = False
+
+    def start(self) -> None:
+        # A daemon: finalizers, which end it in order, run only after all other threads have ended.
+        self._thread = threading.Thread(target=self._run, name="tenure-telling", daemon=True)
+        self._thread.start()
+
+    def end(self, timeout: float) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout)
+        self.feeder.close(timeout)
+
+    def stop_if_broken(self, interval: int) -> None:
+        """Raises what `interval` asks for. All ranks know that interval by the next one's end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._done >= interval or self._over)
+            if self._stop is not None and self._stop[0] <= interval:
+                raise MemoryAlert(self._stop[1])
+
+    def _run(self) -> None:
+        try:
+            while not self._monitor.over:
+                told = self._monitor.next(_LOOK)
+                if told is not None:
+                    self._tell(told)
+        finally:
+            with self._changed:
+                self._over = True
+                self._changed.notify_all()
+
+    def _tell(self, told: _C.Told) -> None:
+        figures = self._figures(told)
+        try:
+            broken = self._watch.look(figures)
+            self._say(told)
+            for alert, what in broken:
+                if alert.action == "log" and self._writes:
+                    _log.warning("tenure: %s", what.text)
+                elif alert.action == "stop":
+                    self._stop = self._stop or (told.number, what.text)
+                elif callable(alert.action):
+                    alert.action(what)
+        except Exception:  # noqa: BLE001  a user's function; training goes on
+            _log.exception("tenure: an alert's function failed")
+        with self._changed:
+            self._done = told.number
+            self._changed.notify_all()
+        self.latest = figures
+        self.feeder.feed(figures)
+
+    def _say(self, told: _C.Told) -> None:
+        if told.lost and not self._said_lost:
+            self._said_lost = True
+            _log.warning(
+                "tenure: the monitors are not together any more, from here on each tells of its "
+                "own rank: %s",
+                told.lost,
+            )
+        if self._writes and not self._said_peaks and not self._monitor.knows_peaks:
+            self._said_peaks = True
+            _log.warning(
+                "tenure: device peaks within an interval are known only where they are new highest "
+                "ones: this build has no trace of the device's allocator"
+            )
+
+    def _figures(self, told: _C.Told) -> Figures:
+        world, *stages = (
+            {name: Figure(*found) for name, found in slot.items()} for slot in told.slots
+        )
+        return Figures(
+            step=told.step,
+            time=told.time,
+            rank=self._meeting.rank,
+            ranks=self._meeting.ranks,
+            keys=tuple(KEYS.values()),
+            world=world,
+            stages=dict(enumerate(stages)),
+            peak_rank=told.peak_rank,
+            peak_row=told.peak_row,
+            rows=dict(enumerate(told.rows)),
+            dropped=self.feeder.dropped + told.missed,
+        )

@@ -1,0 +1,81 @@
+#include <tenure/telemetry/board.h>
+
+#include <tenure/core/text.h>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+namespace tenure::telemetry {
+namespace {
+
+static_assert(std::is_trivially_copyable_v<Row>);
+
+std::vector<uint8_t> bytes_of(const Row& row) {
+  std::vector<uint8_t> out(sizeof(Row));
+  std::memcpy(out.data(), &row, sizeof(Row));
+  return out;
+}
+
+Row row_of(const std::vector<uint8_t>& bytes) {
+  Row out;
+  if (bytes.size() == sizeof(Row)) {
+    std::memcpy(static_cast<void*>(&out), bytes.data(), sizeof(Row));
+  }
+  return out;
+}
+
+std::string row_key(uint32_t rank) { return text("row/", rank); }
+std::string peak_key(uint64_t number) { return text("peak/", number); }
+
+}  // namespace
+
+Board::Board(c10::intrusive_ptr<c10d::Store> store, uint32_t rank, uint32_t ranks)
+    : store_(std::move(store)), rank_(rank), ranks_(ranks) {}
+
+Board::~Board() = default;
+
+void Board::post(const Row& own) { store_->set(row_key(rank_), bytes_of(own)); }
+
+std::vector<Row> Board::all() {
+  std::vector<std::string> names;
+  for (uint32_t rank = 0; rank < ranks_; ++rank) {
+    names.push_back(row_key(rank));
+  }
+  std::vector<Row> out;
+  if (store_->hasExtendedApi()) {
+    for (const auto& bytes : store_->multiGet(names)) {
+      out.push_back(row_of(bytes));
+    }
+  } else {
+    for (const auto& name : names) {
+      out.push_back(row_of(store_->get(name)));
+    }
+  }
+  return out;
+}
+
+void Board::post_peak(uint64_t number, const Row& own) {
+  posted_ = peak_key(number);
+  store_->set(posted_, bytes_of(own));
+}
+
+std::optional<Row> Board::peak(uint64_t number, std::chrono::milliseconds patience) {
+  const auto key = peak_key(number);
+  try {
+    store_->wait({key}, patience);
+  } catch (const std::exception&) {
+    return std::nullopt;  // it has left, or is late: extremes are told without it
+  }
+  return row_of(store_->get(key));
+}
+
+void Board::tidy() {
+  if (!posted_.empty()) {
+    store_->deleteKey(std::exchange(posted_, {}));
+  }
+}
+
+}  // namespace tenure::telemetry

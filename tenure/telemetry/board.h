@@ -1,0 +1,49 @@
+// Board: rows that ranks show each other through the job's store, where the reduction tells
+// extremes alone: now and then every rank's, and of each interval the peak rank's, so that what is
+// shown as one row was one.
+//
+// Threading: one thread at a time; the store is a clone of its own, for a shared one blocks the
+// training thread while this one waits.
+#pragma once
+
+#include <tenure/telemetry/keys.h>
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace c10d {
+class Store;
+}
+
+namespace tenure::telemetry {
+
+class Board {
+ public:
+  Board(c10::intrusive_ptr<c10d::Store> store, uint32_t rank, uint32_t ranks);
+  ~Board();
+  Board(const Board&) = delete;
+  Board& operator=(const Board&) = delete;
+
+  // Before the reduction of an interval in which all ranks do: then all are there after it.
+  void post(const Row& own);
+  std::vector<Row> all();
+
+  // After the reduction of interval `number`: the peak rank shows its row, the reader waits for it,
+  // at most `patience`. A row that was shown before is taken away: all have read it.
+  void post_peak(uint64_t number, const Row& own);
+  std::optional<Row> peak(uint64_t number, std::chrono::milliseconds patience);
+  void tidy();
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+  uint32_t rank_;
+  uint32_t ranks_;
+  std::string posted_;
+};
+
+}  // namespace tenure::telemetry

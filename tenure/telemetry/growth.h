@@ -1,0 +1,60 @@
+// Growth: how fast a figure rises from step to step, and when it will have nowhere to go. Pure.
+//
+// Note [Growth and its uncertainty]
+// The slope is Theil and Sen's, the median over all pairs of points, which a few wild values do not
+// bend; its limits are the pairs' slopes at the places that Kendall's test gives for 99 %. Growth
+// is said to be there if both the whole window's and its newer half's lower limit are above a
+// threshold: a warm-up that levels off and a sawtooth are not.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace tenure::telemetry {
+
+struct Slope {
+  double typical = 0;
+  double slowest = 0;
+  double fastest = 0;
+};
+
+struct Point {
+  double step = 0;
+  double value = 0;
+};
+
+// Fewer than three points have none. Steps must rise.
+std::optional<Slope> slope_of(std::span<const Point> points);
+
+// The newest points of one figure.
+class Series {
+ public:
+  static constexpr size_t kMost = 64;
+  static constexpr size_t kFewest = 12;  // with fewer nothing is said to grow
+
+  void add(double step, double value);
+  // Of all points kept.
+  std::optional<Slope> slope() const;
+  // The same, if it grows for good by more than `least` a step.
+  std::optional<Slope> growth(double least) const;
+
+ private:
+  std::span<const Point> points() const { return {points_.data(), count_}; }
+
+  std::array<Point, kMost> points_{};  // oldest first
+  size_t count_ = 0;
+};
+
+struct Forecast {
+  int64_t steps = 0;
+  int64_t earliest = 0;
+  int64_t latest = 0;
+};
+
+// When `left` bytes are gone at that growth. REQUIRES: growth.slowest > 0.
+Forecast forecast(int64_t left, const Slope& growth);
+
+}  // namespace tenure::telemetry

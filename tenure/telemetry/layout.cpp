@@ -1,0 +1,45 @@
+#include <tenure/telemetry/layout.h>
+
+#include <tenure/core/text.h>
+
+#include <algorithm>
+
+namespace tenure::telemetry {
+
+void write_words(const Row& row, uint32_t rank, uint32_t stage, std::span<int64_t> words) {
+  std::ranges::fill(words, kNoWord);
+  for (size_t i = 0; i < kKeys; ++i) {
+    const auto word = pack(keys()[i], row.get(static_cast<K>(i)), rank);
+    words[i] = word;
+    words[(size_t{1} + stage) * kKeys + i] = word;
+  }
+}
+
+std::vector<std::optional<Found>> read_words(std::span<const int64_t> words) {
+  std::vector<std::optional<Found>> out;
+  out.reserve(words.size());
+  for (size_t i = 0; i < words.size(); ++i) {
+    out.push_back(unpack(keys()[i % kKeys], words[i]));
+  }
+  return out;
+}
+
+std::string layout_text(uint32_t stages, uint64_t every) {
+  std::string out = text("tenure telemetry 1, every ", every, " steps, ", stages, " stages:");
+  for (const auto& key : keys()) {
+    out += text(" ", key.name, key.extreme == Extreme::lowest ? "<" : ">",
+                key.is_signed ? "signed" : "");
+  }
+  return out;
+}
+
+uint32_t peak_rank(std::span<const std::optional<Found>> found) {
+  for (const auto key : {K::device_allocated_peak, K::device_allocated, K::host_rss}) {
+    if (const auto& one = found[static_cast<size_t>(key)]) {
+      return one->rank;
+    }
+  }
+  return 0;
+}
+
+}  // namespace tenure::telemetry

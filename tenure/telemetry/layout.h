@@ -1,0 +1,35 @@
+// Layout: which word of the one reduction is which figure. A slot of words, one a key, for all
+// ranks together, then one for each stage of the pipeline. Pure functions.
+#pragma once
+
+#include <tenure/telemetry/keys.h>
+#include <tenure/telemetry/word.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tenure::telemetry {
+
+// The most stages that have a slot of their own; beyond, the world's alone is told.
+inline constexpr uint32_t kMostStages = 1024;
+
+constexpr size_t words_of(uint32_t stages) { return (size_t{1} + stages) * kKeys; }
+
+// What a rank says into the reduction. REQUIRES: stage < stages, words.size() == words_of(stages).
+void write_words(const Row& row, uint32_t rank, uint32_t stage, std::span<int64_t> words);
+
+// The figure of each word.
+std::vector<std::optional<Found>> read_words(std::span<const int64_t> words);
+
+// All that ranks must agree on to understand each other's words.
+std::string layout_text(uint32_t stages, uint64_t every);
+
+// The rank whose memory is highest: on devices if any rank has one, else on hosts. Zero if no rank
+// said anything. `found` is what read_words returned.
+uint32_t peak_rank(std::span<const std::optional<Found>> found);
+
+}  // namespace tenure::telemetry

@@ -1,0 +1,230 @@
+#include <tenure/telemetry/sampling.h>
+
+#include <tenure/core/ledger.h>
+#include <tenure/core/part.h>
+
+#include <algorithm>
+#include <ranges>
+
+namespace tenure::telemetry {
+namespace {
+
+// Slower growth is none: a list of losses, say.
+constexpr double kLeastGrowth = 2048;
+
+std::optional<int64_t> permille(std::optional<int64_t> part, std::optional<int64_t> whole) {
+  if (!part || whole.value_or(0) <= 0) {
+    return std::nullopt;
+  }
+  return static_cast<int64_t>(static_cast<double>(*part) / static_cast<double>(*whole) * 1000);
+}
+
+int64_t now_since_1970() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+// What parts promise to keep below, all together. None promises: nullopt.
+std::optional<int64_t> promised() {
+  std::optional<int64_t> out;
+  for (const auto& part : parts()) {
+    if (!part->stats) {
+      continue;
+    }
+    for (const auto& [name, value] : part->stats()) {
+      if (name == "bound_bytes" && value > 0) {
+        out = out.value_or(0) + value;
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Sampling::Sampling()
+    : refresh_(Sampler::shared().refresh()), last_(std::chrono::steady_clock::now()) {
+  const auto now = Sampler::shared().sample();
+  peaks_[rss].seen = now.process.peak_rss.value_or(0);
+  peaks_[rss].top = peaks_[rss].seen;
+}
+
+std::optional<int64_t> Sampling::Peak::risen(int64_t told) {
+  // A peak that fell was reset by someone: what it says is since then.
+  const bool rose = told > seen;
+  seen = told;
+  top = std::max(top, told);
+  return rose ? std::optional(told) : std::nullopt;
+}
+
+Row Sampling::begin(uint64_t step, uint64_t steps) {
+  Row row;
+  row.step = step;
+  row.when = now_since_1970();
+  row.set(K::step, static_cast<int64_t>(step));
+  const auto now = std::chrono::steady_clock::now();
+  row.set(K::step_time, std::chrono::duration_cast<std::chrono::microseconds>(now - last_).count() /
+                            static_cast<int64_t>(std::max<uint64_t>(steps, 1)));
+  last_ = now;
+  const auto devices = sample_devices();
+  const auto reserved_on = [](const DeviceSample& one) {
+    return one.allocator ? one.allocator->reserved.current : -1;
+  };
+  if (const auto most = std::ranges::max_element(devices, {}, reserved_on); most != devices.end()) {
+    read_device(row, *most);
+  }
+  read_ledger(row);
+  return row;
+}
+
+void Sampling::read_device(Row& row, const DeviceSample& device) {
+  if (device_ != device.device) {
+    device_ = device.device;
+    meter_.emplace(device.device);
+    std::fill_n(peaks_.begin(), static_cast<size_t>(rss), Peak{});
+    if (device.allocator) {
+      peaks_[allocated].seen = device.allocator->allocated.peak;
+      peaks_[active].seen = device.allocator->active.peak;
+      peaks_[inactive].seen = device.allocator->inactive.peak;
+      peaks_[reserved].seen = device.allocator->reserved.peak;
+    }
+  }
+  const auto set = [&](const Gauge& gauge, Which which, K current, K peak, K top) {
+    row.set(current, gauge.current);
+    row.set(peak, peaks_[which].risen(gauge.peak));
+    peaks_[which].top = std::max(peaks_[which].top, gauge.current);
+    row.set(top, peaks_[which].top);
+  };
+  if (const auto& gauges = device.allocator) {
+    set(gauges->allocated, allocated, K::device_allocated, K::device_allocated_peak,
+        K::device_allocated_top);
+    set(gauges->active, active, K::device_active, K::device_active_peak, K::device_active_top);
+    set(gauges->inactive, inactive, K::device_inactive, K::device_inactive_peak,
+        K::device_inactive_top);
+    set(gauges->reserved, reserved, K::device_reserved, K::device_reserved_peak,
+        K::device_reserved_top);
+    if (traced()) {
+      row.set(K::device_allocated_peak, meter_->read().peak);
+    }
+    row.set(K::device_retries, gauges->retries);
+    row.set(K::device_ooms, gauges->ooms);
+    row.set(K::device_fragmentation,
+            permille(gauges->inactive.current, std::max<int64_t>(gauges->reserved.current, 1)));
+  }
+  if (const auto& driver = device.driver) {
+    row.set(K::device_free, driver->free);
+    row.set(K::device_total, driver->total);
+    const auto ours = row.get(K::device_reserved).value_or(0);
+    const auto others = std::max<int64_t>(driver->total - driver->free - ours, 0);
+    row.set(K::device_others, others);
+    // A run dies at the highest moment of a step, not at its end.
+    const auto used = std::max(
+        row.get(K::device_active).value_or(0),
+        row.get(K::device_allocated_peak).value_or(row.get(K::device_allocated_top).value_or(0)));
+    const auto left = driver->total - others - used - row.get(K::device_inactive).value_or(0);
+    row.set(K::device_headroom, std::max<int64_t>(left, 0));
+    row.set(K::device_headroom_share, permille(row.get(K::device_headroom), driver->total));
+  }
+}
+
+void Sampling::read_ledger(Row& row) {
+  const auto totals = ledger().totals();
+  const auto of = [&](OwnerKind kind) {
+    return static_cast<int64_t>(totals.by_kind[static_cast<size_t>(kind)].bytes);
+  };
+  row.set(K::parameters, of(OwnerKind::parameter));
+  row.set(K::gradients, of(OwnerKind::gradient));
+  row.set(K::optimizer, of(OwnerKind::optimizer));
+  row.set(K::activations, of(OwnerKind::activation));
+  row.set(K::offloaded, of(OwnerKind::host_copy));
+  row.set(K::receive_buffers, of(OwnerKind::receive_buffer));
+  row.set(K::stored_objects, of(OwnerKind::stored_object));
+  row.set(K::other, of(OwnerKind::communication) + of(OwnerKind::workspace) + of(OwnerKind::user));
+  row.set(K::leases, static_cast<int64_t>(totals.all.leases));
+}
+
+void Sampling::finish(Row& row) {
+  read_host(row);
+  row.set(K::bound, promised());
+  read_trends(row);
+}
+
+void Sampling::read_host(Row& row) {
+  const auto now = Sampler::shared().sample();
+  const auto& process = now.process;
+  row.set(K::host_rss, process.rss);
+  if (process.peak_rss) {
+    row.set(K::host_rss_peak, peaks_[rss].risen(*process.peak_rss));
+    peaks_[rss].top = std::max(peaks_[rss].top, process.rss);
+    row.set(K::host_rss_top, peaks_[rss].top);
+  }
+  row.set(K::host_shared, process.shared);
+  row.set(K::host_swap, process.swap);
+  if (process.mapped) {
+    row.set(K::host_pss, process.mapped->pss);
+  }
+  if (now.pinned) {
+    row.set(K::host_pinned, now.pinned->reserved.current);
+    row.set(K::host_pinned_active, now.pinned->active);
+  }
+  row.set(K::host_available, process.host_available);
+  auto limit = process.host_total;
+  auto left = process.host_available;
+  if (process.cgroup && process.cgroup->headroom) {
+    const auto cached = process.mapped ? process.mapped->cgroup_inactive_file.value_or(0) : 0;
+    const auto of_group = *process.cgroup->headroom + cached;  // the kernel drops files first
+    if (!left || of_group < *left) {
+      left = of_group;
+      limit = process.cgroup->limit;
+    }
+  }
+  row.set(K::host_limit, limit);
+  row.set(K::host_headroom, left);
+  row.set(K::host_headroom_share, permille(left, limit));
+}
+
+void Sampling::read_trends(Row& row) {
+  const auto step = static_cast<double>(row.step);
+  std::optional<Forecast> nearest;
+  const auto look = [&](std::optional<int64_t> value, K headroom, K limit, K told, Series& series,
+                        Series& taken) {
+    if (!value) {
+      return;
+    }
+    series.add(step, static_cast<double>(*value));
+    if (const auto slope = series.slope()) {
+      row.set(told, static_cast<int64_t>(slope->typical));
+    }
+    const auto left = row.get(headroom);
+    const auto most = row.get(limit);
+    if (!left || !most) {
+      return;
+    }
+    taken.add(step, static_cast<double>(*most - *left));
+    const auto own = series.growth(kLeastGrowth);
+    if (!own) {
+      return;  // others' growth alone is not this run's end
+    }
+    const auto all = taken.growth(kLeastGrowth).value_or(*own);
+    const auto end = forecast(*left, all.typical > own->typical ? all : *own);
+    if (!nearest || end.steps < nearest->steps) {
+      nearest = end;
+    }
+  };
+  auto device = row.get(K::device_allocated);
+  if (device) {
+    *device += row.get(K::device_inactive).value_or(0);
+  }
+  look(device, K::device_headroom, K::device_total, K::device_growth, device_series_,
+       device_taken_);
+  look(row.get(K::host_rss), K::host_headroom, K::host_limit, K::host_growth, host_series_,
+       host_taken_);
+  if (nearest) {
+    row.set(K::steps_left, nearest->steps);
+    row.set(K::steps_left_earliest, nearest->earliest);
+    row.set(K::steps_left_latest, nearest->latest);
+  }
+}
+
+}  // namespace tenure::telemetry

@@ -1,0 +1,167 @@
+"""Alert rules: what they mean, when they speak, and that all ranks stop at the same step."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tenure
+from ranks import run_ranks
+from tenure.telemetry.alerts import Alert, Broken, Watch, alerts_of
+from tenure.telemetry.figures import Figure, Figures
+from tenure.telemetry.keys import KEYS
+
+
+def figures(step: int, **values: int) -> Figures:
+    world = {key: Figure(value, 2) for key, value in values.items()}
+    return Figures(step, 0.0, 0, 4, tuple(KEYS.values()), world, {}, 2, values)
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "broken"),
+    [
+        ("headroom < 5%", {"device_headroom_permille": 49}, True),
+        ("headroom < 5%", {"device_headroom_permille": 50}, False),
+        ("headroom <= 5%", {"device_headroom_permille": 50}, True),
+        ("headroom < 5%", {"device_headroom_permille": 90, "host_headroom_permille": 10}, True),
+        ("headroom < 1 GiB", {"host_headroom_bytes": (1 << 30) - 1}, True),
+        ("headroom < 1 GB", {"host_headroom_bytes": 10**9}, False),
+        ("growth > 1 MB/step", {"host_growth_bytes_per_step": 1_000_001}, True),
+        ("growth > 1MB/step", {"device_growth_bytes_per_step": 1_000_000}, False),
+        ("growth < -1 KiB/step", {"host_growth_bytes_per_step": -1025}, True),
+        ("rss >= 1.5 KiB", {"host_rss_bytes": 1536}, True),
+        ("retries > 0", {"device_retries": 1}, True),
+        ("steps_left < 1000", {"steps_left": 999}, True),
+        ("steps_left < 1000", {}, False),
+        ("owner_x < 1", {}, None),
+        ("activations_bytes > 3 MiB", {"activations_bytes": 4 << 20}, True),
+        ("activations > 3 MiB", {"activations_bytes": 4 << 20}, True),
+    ],
+)
+def test_what_a_rule_means(rule: str, values: dict[str, int], broken: bool | None) -> None:
+    if broken is None:
+        with pytest.raises(tenure.InputError, match="no figure"):
+            Alert(rule)
+        return
+    assert bool(Watch([Alert(rule)]).look(figures(10, **values))) is broken
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "",
+        "headroom",
+        "headroom < ",
+        "headroom = 5%",
+        "headroom < 5 parsecs",
+        "headroom < 5%/step",
+        "growth > 1 MB",
+        "growth > 1 MB/step for ever",
+        "rss > 5%",
+        "headroom < 5% and rss > 1 GB",
+        None,
+        7,
+    ],
+)
+def test_a_rule_that_does_not_parse_is_one_sentence(rule: Any) -> None:
+    with pytest.raises(tenure.InputError, match="is no alert rule") as caught:
+        Alert(rule)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_action_that_is_none() -> None:
+    with pytest.raises(tenure.InputError, match="'log', 'stop' or a function"):
+        Alert("rss > 1 GB", "explode")  # type: ignore[arg-type]
+
+
+def test_rules_as_users_write_them() -> None:
+    assert [one.rule for one in alerts_of("rss > 1 GB")] == ["rss > 1 GB"]
+    assert [one.action for one in alerts_of(("rss > 1 GB", "stop"))] == ["stop"]
+    both = alerts_of(["rss > 1 GB", ("pss > 1 GB", "stop"), Alert("swap > 1")])
+    assert [one.action for one in both] == ["log", "stop", "log"]
+    assert [one.rule for one in alerts_of(("rss > 1 GB", "pss > 1 GB"))] == [
+        "rss > 1 GB",
+        "pss > 1 GB",
+    ]
+
+
+def test_a_rule_speaks_when_it_comes_to_be_broken() -> None:
+    watch = Watch([Alert("rss > 100")])
+    spoke = [
+        bool(watch.look(figures(step, host_rss_bytes=rss)))
+        for step, rss in enumerate([50, 150, 160, 90, 150])
+    ]
+    assert spoke == [False, True, False, False, True]
+
+
+def test_for_so_many_steps() -> None:
+    watch = Watch([Alert("growth > 1 KB/step for 50 steps")])
+    spoke = {
+        step: bool(watch.look(figures(step, host_growth_bytes_per_step=5000)))
+        for step in range(10, 91, 10)
+    }
+    assert [step for step, said in spoke.items() if said] == [60]
+
+
+def test_what_is_said_names_the_rank() -> None:
+    ((_, broken),) = Watch([Alert("headroom < 5%")]).look(figures(410, device_headroom_permille=31))
+    assert broken.text == "device_headroom_permille is 3.1 % on rank 2, below 5 % (step 410)"
+
+
+def test_logging(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.WARNING, logger="tenure"),
+        tenure.Monitor(sinks=[], every=1, alerts=["rss > 1 MiB"], folder=tmp_path) as monitor,
+    ):
+        monitor.step()
+        monitor.step()
+    said = [record.message for record in caplog.records if "host_rss_bytes" in record.message]
+    assert len(said) == 1
+    assert "on rank 0, above 1 MiB" in said[0]
+
+
+def test_a_function_that_fails_does_not_end_the_monitor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(broken: Broken) -> None:
+        raise ValueError(broken.rule)
+
+    seen: list[Figures] = []
+    with tenure.Monitor(
+        sinks=[seen.append], every=1, alerts=[("rss > 1 MiB", fail)], folder=tmp_path
+    ) as monitor:
+        monitor.step()
+        monitor.step()
+    assert len(seen) == 2
+    assert "alert's function failed" in caplog.text
+
+
+def stops(rank: int, _world_size: int) -> tuple[int, str, int]:
+    called: list[Broken] = []
+    monitor = tenure.Monitor(
+        sinks=[],
+        every=2,
+        alerts=[("rss > 1 MiB for 4 steps", "stop"), ("rss > 1 MiB", called.append)],
+    )
+    step = 0
+    try:
+        for step in range(1, 100):
+            if rank == 1 and step == 5:
+                time.sleep(0.3)  # behind: the others must not be a step further when they stop
+            monitor.step()
+    except tenure.MemoryAlert as alert:
+        monitor.close()
+        return step, str(alert), len(called)
+    return 0, "", 0
+
+
+def test_all_ranks_stop_at_the_same_step() -> None:
+    results = run_ranks(stops, 3)
+    assert results[0][1].startswith("host_rss_bytes is ")
+    assert [result[0] for result in results] == [8, 8, 8]
+    assert {result[1] for result in results} == {results[0][1]}
+    assert [result[2] for result in results] == [1, 1, 1]
