@@ -44,21 +44,26 @@ SIMULATED_RANKS, SIMULATED_STAGES = 16_384, 64
 def in_ranks(fn: Callable[..., Any], ranks: int, *args: Any) -> Any:
     """What rank 0 returns."""
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(_rank, (fn, ranks, folder, args), nprocs=ranks)
+        # Forked, for 128 processes that import torch would take minutes of two cores.
+        multiprocessing.start_processes(
+            _rank, (fn, ranks, folder, args), nprocs=ranks, start_method="fork"
+        )
         return torch.load(Path(folder) / "result", weights_only=False)
 
 
 def _rank(rank: int, fn: Callable[..., Any], ranks: int, folder: str, args: Any) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", 0, ranks, True) if rank == 0 else None
+    store = (
+        dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+    )
     port = Path(folder) / "port"
     if store is not None:
         port.with_suffix(".new").write_text(str(store.port))
         port.with_suffix(".new").rename(port)
     while not port.exists():
         time.sleep(0.01)
-    store = store or dist.TCPStore("127.0.0.1", int(port.read_text()), ranks, False)
+    store = store or dist.TCPStore("127.0.0.1", int(port.read_text()), wait_for_workers=False)
     # One group a process: the job's own full mesh of many ranks is not what is measured.
     backend = "gloo" if ranks <= 16 else "fake"
     if backend == "fake":

@@ -106,7 +106,6 @@ if TYPE_CHECKING or not is_command():
     from tenure.samples import Sample, refresh_samples, sample
     from tenure.scopes import Scope, scope
     from tenure.sharding import shard
-    from tenure.telemetry import Monitor
     from tenure.storages import (
         Fence,
         StorageRef,
@@ -114,6 +113,7 @@ if TYPE_CHECKING or not is_command():
         refill,
         release,
     )
+    from tenure.telemetry import Monitor
 
 # `tenure run` watches a program from when it imports torch, which may have been just now.
 globals().pop("when_ready", lambda: None)()

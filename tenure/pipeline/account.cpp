@@ -54,6 +54,10 @@ void Account::begin(std::vector<at::Tensor> parameters) {
   }
 }
 
+int64_t Account::bound() const {
+  return allowed_.empty() ? 0 : *std::ranges::max_element(allowed_);
+}
+
 void Account::before() { before_ = level(); }
 
 void Account::after(size_t position, const Action& action, int64_t messages) {

@@ -44,6 +44,8 @@ class Account {
 
   // Of a microbatch on each stage of the rank; nothing before the first step has ended.
   const std::vector<MicrobatchBytes>& learned() const { return learned_; }
+  // The most that the schedule allows for microbatches in flight; 0 before a step has shown it.
+  int64_t bound() const;
   // Above the begin of the step, gradients not counted: between actions, and at any moment.
   int64_t peak_between() const { return peak_between_; }
   int64_t peak() const { return peak_; }

@@ -52,6 +52,7 @@ c10::Device device_of(const std::vector<std::unique_ptr<Stage>>& stages) {
 struct Figures {
   std::atomic<int64_t> steps = 0;
   std::atomic<int64_t> sent_bytes = 0;
+  std::atomic<int64_t> bound_bytes = 0;  // of the pipeline that ran last; 0: not known
   PartRegistration registration;
 
   Figures()
@@ -61,9 +62,11 @@ struct Figures {
                                     .stats = [this] {
                                       return std::vector<std::pair<std::string, int64_t>>{
                                           {"steps", steps.load()},
-                                          {"sent_bytes", sent_bytes.load()}};
+                                          {"sent_bytes", sent_bytes.load()},
+                                          {"bound_bytes", bound_bytes.load()}};
                                     }})) {}
-  void add(uint64_t sent) {
+  void add(uint64_t sent, int64_t bound) {
+    bound_bytes = bound;
     steps.fetch_add(1);
     sent_bytes.fetch_add(static_cast<int64_t>(sent));
   }
@@ -534,7 +537,8 @@ StepResult Pipeline::step(Pass pass, const Loss& loss, std::vector<double> weigh
   const auto sent_before = state_->channel.stats().sent_bytes;
   auto out = Step(*state_, pass, loss, std::move(weights)).run();
   ++state_->stats.steps;
-  figures().add(state_->channel.stats().sent_bytes - sent_before);
+  figures().add(state_->channel.stats().sent_bytes - sent_before,
+                state_->account ? state_->account->bound() : 0);
   return out;
 }
 

@@ -33,11 +33,18 @@ std::string peak_key(uint64_t number) { return text("peak/", number); }
 }  // namespace
 
 Board::Board(c10::intrusive_ptr<c10d::Store> store, uint32_t rank, uint32_t ranks)
-    : store_(std::move(store)), rank_(rank), ranks_(ranks) {}
+    : jobs_(std::move(store)), rank_(rank), ranks_(ranks) {}
 
 Board::~Board() = default;
 
-void Board::post(const Row& own) { store_->set(row_key(rank_), bytes_of(own)); }
+c10d::Store& Board::store() {
+  if (!clone_) {
+    clone_ = jobs_->clone();
+  }
+  return *clone_;
+}
+
+void Board::post(const Row& own) { store().set(row_key(rank_), bytes_of(own)); }
 
 std::vector<Row> Board::all() {
   std::vector<std::string> names;
@@ -45,13 +52,13 @@ std::vector<Row> Board::all() {
     names.push_back(row_key(rank));
   }
   std::vector<Row> out;
-  if (store_->hasExtendedApi()) {
-    for (const auto& bytes : store_->multiGet(names)) {
+  if (store().hasExtendedApi()) {
+    for (const auto& bytes : store().multiGet(names)) {
       out.push_back(row_of(bytes));
     }
   } else {
     for (const auto& name : names) {
-      out.push_back(row_of(store_->get(name)));
+      out.push_back(row_of(store().get(name)));
     }
   }
   return out;
@@ -59,22 +66,22 @@ std::vector<Row> Board::all() {
 
 void Board::post_peak(uint64_t number, const Row& own) {
   posted_ = peak_key(number);
-  store_->set(posted_, bytes_of(own));
+  store().set(posted_, bytes_of(own));
 }
 
 std::optional<Row> Board::peak(uint64_t number, std::chrono::milliseconds patience) {
   const auto key = peak_key(number);
   try {
-    store_->wait({key}, patience);
+    store().wait({key}, patience);
   } catch (const std::exception&) {
     return std::nullopt;  // it has left, or is late: extremes are told without it
   }
-  return row_of(store_->get(key));
+  return row_of(store().get(key));
 }
 
 void Board::tidy() {
   if (!posted_.empty()) {
-    store_->deleteKey(std::exchange(posted_, {}));
+    store().deleteKey(std::exchange(posted_, {}));
   }
 }
 

@@ -2,8 +2,9 @@
 // extremes alone: now and then every rank's, and of each interval the peak rank's, so that what is
 // shown as one row was one.
 //
-// Threading: one thread at a time; the store is a clone of its own, for a shared one blocks the
-// training thread while this one waits.
+// Threading: one thread at a time. It uses a clone of the store, for a shared one blocks the
+// training thread while this one waits; the clone is made when it is first needed, because a
+// thousand that connect at once wait for seconds, and here nothing waits for them.
 #pragma once
 
 #include <tenure/telemetry/keys.h>
@@ -40,7 +41,10 @@ class Board {
   void tidy();
 
  private:
-  c10::intrusive_ptr<c10d::Store> store_;
+  c10d::Store& store();
+
+  c10::intrusive_ptr<c10d::Store> jobs_;  // the job's own
+  c10::intrusive_ptr<c10d::Store> clone_;
   uint32_t rank_;
   uint32_t ranks_;
   std::string posted_;

@@ -1,9 +1,10 @@
-"""Activation offloading for the ``Trainer`` of transformers."""
+"""Activation offloading and telemetry for the ``Trainer`` of transformers."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 from collections.abc import Iterator
 from typing import Any, Unpack
 
@@ -11,10 +12,11 @@ import torch
 from torch import nn
 
 from tenure.errors import InputError
+from tenure.integrations.monitoring import Monitored, need_monitor
 from tenure.integrations.options import OffloadOptions, need_options
 from tenure.offload import Offload
 
-__all__ = ["offload"]
+__all__ = ["monitor_callback", "offload"]
 
 
 @contextlib.contextmanager
@@ -77,6 +79,42 @@ def offload(trainer: object, **options: Unpack[OffloadOptions]) -> Iterator[Offl
             del trainer.training_step  # type: ignore[attr-defined]
         else:
             trainer.training_step = own  # type: ignore[attr-defined]
+
+
+def monitor_callback(monitor: Monitored) -> Any:
+    """A ``TrainerCallback`` with which the trainer drives a `tenure.Monitor`.
+
+    The monitor steps at each step of the optimizer, whatever the gradient accumulation, and is
+    closed when training ends.
+
+    Args:
+        monitor: The monitor, not yet closed.
+
+    Raises:
+        InputError: If transformers cannot be imported, or for what is no monitor.
+
+    Example:
+        >>> import tenure
+        >>> monitor = tenure.Monitor(sinks=["console"])  # doctest: +SKIP
+        >>> callback = tenure.integrations.transformers.monitor_callback(monitor)  # doctest: +SKIP
+        >>> trainer = transformers.Trainer(..., callbacks=[callback])  # doctest: +SKIP
+    """
+    need_monitor(monitor)
+    try:
+        base: Any = importlib.import_module("transformers").TrainerCallback
+    except ImportError as error:
+        raise InputError(
+            f"transformers cannot be imported ({error}): pip install transformers"
+        ) from error
+
+    class MonitorCallback(base):  # type: ignore[misc]
+        def on_step_end(self, *_: object, **__: object) -> None:
+            monitor.step()
+
+        def on_train_end(self, *_: object, **__: object) -> None:
+            monitor.close()
+
+    return MonitorCallback()
 
 
 def _model_of(trainer: object) -> nn.Module:

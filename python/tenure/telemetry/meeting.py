@@ -31,7 +31,7 @@ class Meeting:
     stages: int = 1
     groups: list[Any] = field(default_factory=list)  # from its neighbours up; none: it is alone
     levels: int = 0
-    store: c10d.Store | None = None  # a clone, for one thread; `store.clone()` for more
+    store: c10d.Store | None = None  # for this monitor alone; other threads use clones of it
 
 
 def meet(
@@ -71,8 +71,7 @@ def meet(
         return _alone(stage, failure)
     name = found.group_name
     _made[name] += 1
-    whole: Any = c10d._get_default_store()  # torch's stubs do not know clone()
-    store = c10d.PrefixStore(f"tenure/monitor/{name}/{_made[name]}", whole.clone())
+    store = c10d.PrefixStore(f"tenure/monitor/{name}/{_made[name]}", c10d._get_default_store())
     mine = {
         "every": every,
         "layout": _C.telemetry_layout(1, 1),

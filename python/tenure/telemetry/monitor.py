@@ -6,6 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,7 +26,7 @@ from tenure.telemetry.meeting import Meeting, meet
 
 __all__ = ["Monitor"]
 
-_log = logging.getLogger("tenure")
+_log = logging.getLogger("tenure.telemetry")
 _LOOK = 1.0  # seconds after which the telling thread sees whether it is to end
 
 
@@ -214,6 +215,8 @@ class _Telling:
         self._meeting = meeting
         self._watch = Watch(alerts)
         self._writes = writes
+        # The console sink prints what is wrong itself.
+        self._logs = writes and not any(isinstance(sink, all_sinks.Console) for sink in sinks)
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._done = 0  # intervals
@@ -252,18 +255,19 @@ class _Telling:
 
     def _tell(self, told: _C.Told) -> None:
         figures = self._figures(told)
+        self._say(told)
+        broken = self._watch.look(figures)
+        figures = replace(figures, alerts=tuple(what.text for _, what in broken))
         try:
-            broken = self._watch.look(figures)
-            self._say(told)
             for alert, what in broken:
-                if alert.action == "log" and self._writes:
-                    _log.warning("tenure: %s", what.text)
-                elif alert.action == "stop":
+                if self._logs:
+                    _log.warning("%s", what.text)
+                if alert.action == "stop":
                     self._stop = self._stop or (told.number, what.text)
                 elif callable(alert.action):
                     alert.action(what)
         except Exception:  # noqa: BLE001  a user's function; training goes on
-            _log.exception("tenure: an alert's function failed")
+            _log.exception("an alert's function failed")
         with self._changed:
             self._done = told.number
             self._changed.notify_all()
@@ -274,14 +278,14 @@ class _Telling:
         if told.lost and not self._said_lost:
             self._said_lost = True
             _log.warning(
-                "tenure: the monitors are not together any more, from here on each tells of its "
+                "the monitors are not together any more, from here on each tells of its "
                 "own rank: %s",
                 told.lost,
             )
         if self._writes and not self._said_peaks and not self._monitor.knows_peaks:
             self._said_peaks = True
             _log.warning(
-                "tenure: device peaks within an interval are known only where they are new highest "
+                "device peaks within an interval are known only where they are new highest "
                 "ones: this build has no trace of the device's allocator"
             )
 

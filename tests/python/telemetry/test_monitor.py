@@ -246,6 +246,30 @@ def test_closing_does_not_wait_for_a_rank_that_does_not_come() -> None:
     assert run_ranks(closes_alone, 2)[0] < 5
 
 
+def in_a_subgroup(rank: int, _world_size: int) -> Any:
+    group = dist.new_group([1, 3])
+    if rank not in (1, 3):
+        try:
+            tenure.Monitor(group, sinks=[])
+        except tenure.InputError as error:
+            return str(error)
+        return ""
+    keep = held(30 if rank == 3 else 1)
+    seen: list[Figures] = []
+    with tenure.Monitor(group, sinks=[seen.append], every=1) as monitor:
+        monitor.step()
+    del keep
+    return [(one.ranks, one.peak_rank, one.peak_row == one.rows[1]) for one in seen]
+
+
+def test_a_group_has_monitors_of_its_own() -> None:
+    results = run_ranks(in_a_subgroup, 4)
+    assert results[1] == [(2, 1, True)]
+    assert results[3] == []
+    assert "not in the group" in results[0]
+    assert "not in the group" in results[2]
+
+
 # --- two levels ------------------------------------------------------------------------------
 
 

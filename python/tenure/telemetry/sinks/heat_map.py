@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ _COLUMNS = (
 )
 
 _TALLEST = 1024  # pixels of all ranks together: more ranks than that share a line
+_TALL = 512  # as long as ranks have room in it
 _CELL = 100  # pixels across
 _GAP = 4
 _LETTER = 8  # pixels across, at twice the size of the font below
@@ -69,7 +71,7 @@ def drawn(figures: Figures) -> Picture | None:
     ranks = sorted(figures.rows)
     group = -(-len(ranks) // _TALLEST)
     lines = -(-len(ranks) // group)
-    thick = min(20, max(1, _TALLEST // lines))
+    thick = min(20, max(1, _TALL // lines))
     shape = (_LINE + lines * thick + 2 * _LINE + _GAP, _MARGIN + len(columns) * _CELL, 4)
     picture = np.zeros(shape, dtype=np.uint8)
     _number(picture, ranks[::group], thick)
@@ -128,7 +130,11 @@ def _number(picture: Picture, ranks: list[int], thick: int) -> None:
 
 def _write(picture: Picture, top: int, left: int, text: str) -> None:
     for place, letter in enumerate(text):
-        rows = [[int(c) >> 2 & 1, int(c) >> 1 & 1, int(c) & 1] for c in _FONT[letter]]
-        glyph = np.kron(np.array(rows), np.ones((2, 2))).astype(bool)
         spot = picture[top : top + 10, left + place * _LETTER :][:, :6]
-        spot[glyph[: len(spot), : spot.shape[1]]] = _INK
+        spot[_glyph(letter)[: len(spot), : spot.shape[1]]] = _INK
+
+
+@cache
+def _glyph(letter: str) -> npt.NDArray[np.bool_]:
+    rows = [[int(c) >> 2 & 1, int(c) >> 1 & 1, int(c) & 1] for c in _FONT[letter]]
+    return np.kron(np.array(rows), np.ones((2, 2))).astype(bool)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import asdict
+from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from tenure.errors import InputError
-from tenure.telemetry.figures import Figures
+from tenure.telemetry.figures import Figure, Figures
 from tenure.telemetry.sinks.sink import Names, need_folder
 
 __all__ = ["JsonLines", "record"]
@@ -89,11 +89,8 @@ def record(figures: Figures) -> dict[str, Any]:
         "time": round(figures.time, 3),
         "rank": figures.rank,
         "ranks": figures.ranks,
-        "world": {key: asdict(figure) for key, figure in figures.world.items()},
-        "stages": {
-            stage: {key: asdict(figure) for key, figure in found.items()}
-            for stage, found in figures.stages.items()
-        },
+        "world": _told(figures.world),
+        "stages": {stage: _told(found) for stage, found in figures.stages.items()},
         "peak_rank": figures.peak_rank,
         "peak_row": dict(figures.peak_row),
         "alerts": list(figures.alerts),
@@ -102,3 +99,7 @@ def record(figures: Figures) -> dict[str, Any]:
     if figures.rows:
         told["rows"] = {rank: dict(row) for rank, row in figures.rows.items()}
     return told
+
+
+def _told(found: Mapping[str, Figure]) -> dict[str, dict[str, int]]:
+    return {key: {"value": figure.value, "rank": figure.rank} for key, figure in found.items()}
