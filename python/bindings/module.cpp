@@ -16,6 +16,8 @@ PYBIND11_MODULE(_C, m) {
   bind_offload(m);
   bind_shard(m);
   bind_pipeline(m);
+  bind_ring(m);
+  bind_flight(m);
   bind_telemetry(m);
   bind_train(m);
   bind_trainer(m);

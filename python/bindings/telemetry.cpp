@@ -1,8 +1,10 @@
 // Telemetry: the monitor, and the words that ranks exchange.
 #include "telemetry.h"
+
 #include <tenure/core/error.h>
 #include <tenure/core/text.h>
 #include <tenure/telemetry/monitor.h>
+#include <tenure/telemetry/ring.h>
 
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -51,8 +53,8 @@ py::list slots_of(const std::vector<std::optional<telemetry::Found>>& found) {
   py::list out;
   py::dict slot;
   for (size_t i = 0; i < found.size(); ++i) {
-    if (found[i]) {
-      slot[name_of(i)] = py::make_tuple(found[i]->value, found[i]->rank);
+    if (const auto& one = found[i]) {
+      slot[name_of(i)] = py::make_tuple(one->value, one->rank);
     }
     if ((i + 1) % telemetry::kKeys == 0) {
       out.append(slot);
@@ -92,12 +94,17 @@ void bind_told(py::module_& m) {
       .def_readonly("lost", &Told::lost);
 }
 
-std::unique_ptr<telemetry::Monitor> make_monitor(uint64_t every, uint64_t who, uint32_t rank,
-                                                 uint32_t ranks, uint32_t stage, uint32_t stages,
-                                                 bool reads, uint64_t rows_every,
-                                                 std::vector<telemetry::Reduction::Group> groups,
-                                                 size_t levels,
-                                                 c10::intrusive_ptr<c10d::Store> store) {
+std::function<void(const telemetry::Row&)> kept_in(telemetry::Ring* ring) {
+  if (ring == nullptr) {
+    return {};
+  }
+  return [ring](const telemetry::Row& row) { ring->append(row); };
+}
+
+std::unique_ptr<telemetry::Monitor> make_monitor(
+    uint64_t every, uint64_t who, uint32_t rank, uint32_t ranks, uint32_t stage, uint32_t stages,
+    bool reads, uint64_t rows_every, std::vector<telemetry::Reduction::Group> groups, size_t levels,
+    c10::intrusive_ptr<c10d::Store> store, telemetry::Ring* ring) {
   std::unique_ptr<telemetry::Reduction> reduction;
   std::unique_ptr<telemetry::Board> board;
   if (!groups.empty()) {
@@ -113,7 +120,8 @@ std::unique_ptr<telemetry::Monitor> make_monitor(uint64_t every, uint64_t who, u
                                                                         .stage = stage,
                                                                         .stages = stages,
                                                                         .reads = reads,
-                                                                        .rows_every = rows_every},
+                                                                        .rows_every = rows_every,
+                                                                        .keep = kept_in(ring)},
                                               std::move(reduction), std::move(board));
 }
 
@@ -122,7 +130,8 @@ void bind_monitor(py::module_& m) {
   py::class_<Monitor>(m, "TelemetryMonitor", "What tenure.Monitor runs.")
       .def(py::init(&make_monitor), py::arg("every"), py::arg("who"), py::arg("rank"),
            py::arg("ranks"), py::arg("stage"), py::arg("stages"), py::arg("reads"),
-           py::arg("rows_every"), py::arg("groups"), py::arg("levels"), py::arg("store"), NoGil())
+           py::arg("rows_every"), py::arg("groups"), py::arg("levels"), py::arg("store"),
+           py::arg("ring"), py::keep_alive<1, 13>(), NoGil())
       .def("step", &Monitor::step, NoGil(), "A step has ended; True: an interval has, too.")
       .def(
           "next", [](Monitor& self, double seconds) { return self.next(milliseconds(seconds)); },

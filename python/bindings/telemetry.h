@@ -3,4 +3,6 @@
 
 #include "bindings.h"
 
+void bind_flight(pybind11::module_& m);
+void bind_ring(pybind11::module_& m);
 void bind_telemetry(pybind11::module_& m);

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
 __all__ = ["is_command"]
 
 
+@functools.cache  # as it was when the package was imported: Python changes argv before it runs
 def is_command() -> bool:
     """Whether the program is `tenure` or `python -m tenure`."""
     program = sys.argv[0] if getattr(sys, "argv", None) else ""

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Level = Enum("Level", {"count": "count", "trace": "trace", "deep": "deep"})
 ExportForm = Enum("ExportForm", {"csv": "csv", "trace": "trace", "snapshot": "snapshot"})
+TopSort = Enum(
+    "TopSort", {"rank": "rank", "memory": "memory", "headroom": "headroom", "growth": "growth"}
+)
 EnvStyle = Enum("EnvStyle", {"shell": "shell", "json": "json", "yaml": "yaml"})
 
 
@@ -342,17 +345,54 @@ def report(
 
     The file needs no network and nothing else: open it, send it, keep it with a CI run.
 
+    Of a job that died, the rank that began it, the allocation that failed and what held the memory
+    come first, on the screen.
+
       tenure report run.tenure --out leak.html
     """
     from tenure.inspect.verdicts import shown_path
+    from tenure.report import flights
     from tenure.report import html as command
 
     with _one_line_errors():
+        left = flights.find(recordings)
+        if left:
+            typer.echo(_plain(flights.screen(left)))
+        if left and not _has_recordings(recordings):
+            made = flights.page(left, out, ", ".join(map(shown_path, recordings)))
+            typer.echo(_plain(f"written to {shown_path(made)}"))
+            return
         found = _say_what_is_left_out(recordings)
         with _progress() as progress:
             made = command.report(found, out, progress, ", ".join(map(shown_path, recordings)))
         size = f" ({made.stat().st_size / 1e6:.1f} MB)" if made.is_file() else ""
         typer.echo(_plain(f"written to {shown_path(made)}{size}"))
+
+
+@app.command()
+def dump(
+    folder: Annotated[str, typer.Argument(help="The folder of a job that runs.")] = "run.tenure",
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds to wait for the ranks' snapshots.")
+    ] = 30.0,
+) -> None:
+    """Ask all ranks of a live job for their snapshots now; the job goes on.
+
+    tenure dump run.tenure && tenure report run.tenure
+
+    Exits with 0 all ranks answered, 1 some did not in time, 2 no live job.
+    """
+    from tenure.inspect.verdicts import shown_path
+    from tenure.telemetry import asking as command
+
+    with _one_line_errors(), _progress("snapshots") as progress:
+        answers = command.ask(folder, timeout, progress)
+    for path in answers.files:
+        typer.echo(_plain(shown_path(path)))
+    if answers.missing:
+        ranks = ", ".join(map(str, answers.missing))
+        typer.echo(f"tenure: no snapshot within {timeout:g} s: rank {ranks}", err=True)
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -409,6 +449,46 @@ def export(
         place = _EXPORTS[form.value] if out is None else out
         made = command.export(found, form.value, place, rank)
         typer.echo(_plain("\n".join(f"written to {shown_path(path)}" for path in made)))
+
+
+@app.command()
+def top(
+    folder: Annotated[
+        str, typer.Argument(help="Where the run's Monitor keeps its rings.")
+    ] = "run.tenure",
+    sort: Annotated[TopSort, typer.Option(help="Which ranks come first.")] = TopSort["rank"],
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="One table, and end; so it is where output is no terminal."),
+    ] = False,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Most ranks shown.", show_default="what fits")
+    ] = None,
+    web: Annotated[bool, typer.Option("--web", help="Serve a page instead.")] = False,
+    host: Annotated[str, typer.Option(help="With --web: where to listen.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="With --web: the port; 0: any that is free.")
+    ] = 8765,
+) -> None:
+    """Follow the memory of each rank of a run, here or on a page; also after its end.
+
+    The first line names the rank that is worst. Ranks may come and go; one that the kernel killed
+    shows its last figures. Only files are read: the run does not notice.
+
+      tenure top run.tenure --sort headroom
+
+      tenure top run.tenure --web
+    """
+    from tenure.telemetry import top as command
+
+    request = command.Request(folder, sort.value, every, once, rows)
+    with _one_line_errors():
+        if web:
+            from tenure.telemetry import web as page
+
+            raise typer.Exit(page.serve(request, host, port))
+        raise typer.Exit(command.run(request))
 
 
 pipeline = typer.Typer(
@@ -511,8 +591,17 @@ def _run_of(path: str) -> Run:
     return diff.run_of(found, shown_path(path), verdict)
 
 
+def _has_recordings(paths: list[str]) -> bool:
+    """Whether there is anything there that `tenure run` made."""
+    from pathlib import Path
+
+    from tenure.inspect import recordings as reading
+
+    return any(not Path(path).is_dir() or reading.listed(Path(path)) for path in paths)
+
+
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
+def _progress(what: str = "recordings") -> Iterator[Callable[[int, int], None]]:
     """How far the reading is, on a terminal and if it takes more than a second."""
     import time
 
@@ -524,7 +613,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     with Progress(
         console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
     ) as bar:
-        task = bar.add_task("recordings", total=None, visible=False)
+        task = bar.add_task(what, total=None, visible=False)
 
         def show(done: int, total: int) -> None:
             late = time.monotonic() > until

@@ -53,9 +53,9 @@ DriverSample driver_sample(c10::DeviceAllocator& allocator, c10::DeviceIndex ind
   return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
 }
 
-}  // namespace
-
-std::vector<DeviceSample> sample_devices() {
+// Calls `sample` for each device on which the process has a context.
+template <class Sample>
+std::vector<DeviceSample> each_device(Sample sample) {
   std::vector<DeviceSample> out;
   const auto type = at::accelerator::getAccelerator();
   if (!type) {
@@ -72,12 +72,27 @@ std::vector<DeviceSample> sample_devices() {
     if (!has_context.value_or(false)) {
       continue;
     }
-    out.push_back({c10::Device(*type, index),
-                   unless_it_throws([&] { return allocator_sample(*allocator, index); }),
-                   unless_it_throws([&] { return driver_sample(*allocator, index); })});
+    out.push_back(sample(c10::Device(*type, index), *allocator));
   }
   return out;
 }
+
+DeviceSample without_driver(c10::Device device, c10::DeviceAllocator& allocator) {
+  return {device, unless_it_throws([&] { return allocator_sample(allocator, device.index()); }),
+          std::nullopt};
+}
+
+}  // namespace
+
+std::vector<DeviceSample> sample_devices() {
+  return each_device([](c10::Device device, c10::DeviceAllocator& allocator) {
+    auto out = without_driver(device, allocator);
+    out.driver = unless_it_throws([&] { return driver_sample(allocator, device.index()); });
+    return out;
+  });
+}
+
+std::vector<DeviceSample> sample_allocators() { return each_device(without_driver); }
 
 std::optional<PinnedSample> sample_pinned(c10::DeviceType type) {
   return unless_it_throws([&]() -> PinnedSample {

@@ -91,6 +91,8 @@ struct Sample {
 // The devices alone. None while the program has not initialised the accelerator, and none in a
 // child forked after it has, where the runtime cannot be used.
 std::vector<DeviceSample> sample_devices();
+// The same without what the driver says, which takes longer than all the rest.
+std::vector<DeviceSample> sample_allocators();
 // REQUIRES: sample_devices() has a device of this type.
 std::optional<PinnedSample> sample_pinned(c10::DeviceType type);
 

@@ -78,13 +78,13 @@ void Account::after(size_t position, const Action& action, int64_t messages) {
   if (!checking_ || now <= allowed_[position] + messages + rounding) {
     return;
   }
-  throw BudgetError(text("rank ", rank_, " has ", bytes_text(static_cast<uint64_t>(now)),
-                         " more than when the step began after ", action.words(),
-                         ", and its schedule allows ",
-                         bytes_text(static_cast<uint64_t>(allowed_[position])), " and messages of ",
-                         bytes_text(static_cast<uint64_t>(messages)),
-                         ": something keeps tensors of microbatches that are done; "
-                         "`tenure run` says who"));
+  throw BudgetError(
+      text("rank ", rank_, " of the pipeline has ", bytes_text(static_cast<uint64_t>(now)),
+           " more than when the step began after ", action.words(), ", and its schedule allows ",
+           bytes_text(static_cast<uint64_t>(allowed_[position])), " and messages of ",
+           bytes_text(static_cast<uint64_t>(messages)),
+           ": something keeps tensors of microbatches that are done; "
+           "`tenure run` says who"));
 }
 
 void Account::end(int64_t handed_out) {
@@ -93,7 +93,7 @@ void Account::end(int64_t handed_out) {
   parameters_.clear();
   const auto checked = std::exchange(checking_, false);
   if (checked && left > rounding) {
-    throw BudgetError(text("rank ", rank_, " ends the step with ",
+    throw BudgetError(text("rank ", rank_, " of the pipeline ends the step with ",
                            bytes_text(static_cast<uint64_t>(left)),
                            " more than it began with, gradients not counted: a stage keeps tensors "
                            "of its microbatches; `tenure run` says who"));

@@ -263,7 +263,7 @@ class Pipeline::Step {
       most = now_;
     }
     if (now_.all() > plan_.in_flight.all()) {
-      throw BudgetError(text("rank ", state_.channel.rank(), " has ", now_.all(),
+      throw BudgetError(text("rank ", state_.channel.rank(), " of the pipeline has ", now_.all(),
                              " microbatches in flight, and its schedule allows ",
                              plan_.in_flight.all()));
     }

@@ -22,8 +22,8 @@ std::optional<Slope> slope_of(std::span<const Point> points) {
   }
   std::ranges::sort(slopes);
   const auto last = static_cast<double>(slopes.size() - 1);
-  constexpr double kNinetyNinePercent = 2.576;
-  const double reach = kNinetyNinePercent * std::sqrt(n * (n - 1) * (2 * n + 5) / 18);
+  constexpr double ninety_nine_percent = 2.576;
+  const double reach = ninety_nine_percent * std::sqrt(n * (n - 1) * (2 * n + 5) / 18);
   const auto at = [&](double place) {
     return slopes[static_cast<size_t>(std::lround(std::clamp(place, 0.0, last)))];
   };
@@ -51,7 +51,7 @@ std::optional<Slope> Series::growth(double least) const {
   }
   const auto all = slope_of(points());
   const auto newer = slope_of(points().subspan(count_ / 2));
-  return all->slowest > least && newer->slowest > least ? all : std::nullopt;
+  return all && newer && all->slowest > least && newer->slowest > least ? all : std::nullopt;
 }
 
 Forecast forecast(int64_t left, const Slope& growth) {

@@ -25,11 +25,14 @@ struct Left {
   c10::intrusive_ptr<c10d::Work> work;
   at::Tensor words;
 };
-void leave(const c10::intrusive_ptr<c10d::Work>& work, const at::Tensor& words) {
-  static std::mutex mutex;
-  static auto* all = new std::vector<Left>;
-  const std::lock_guard lock(mutex);
-  all->push_back({work, words});
+struct AllLeft {
+  std::mutex mutex;
+  std::vector<Left> collectives;
+  std::vector<std::vector<Reduction::Group>> groups;  // whose destructors wait for collectives
+};
+AllLeft& all_left() {
+  static auto* all = new AllLeft;
+  return *all;
 }
 
 }  // namespace
@@ -39,11 +42,8 @@ Reduction::Reduction(std::vector<Group> mine, size_t levels)
 
 Reduction::~Reduction() {
   if (broken_) {
-    // Their destructors wait for the collective.
-    static std::mutex mutex;
-    static auto* all = new std::vector<std::vector<Group>>;
-    const std::lock_guard lock(mutex);
-    all->push_back(std::move(mine_));
+    const std::lock_guard lock(all_left().mutex);
+    all_left().groups.push_back(std::move(mine_));
   }
 }
 
@@ -58,7 +58,8 @@ bool Reduction::reduce(const at::Tensor& words, const std::stop_token& stop) {
       return true;
     }
     broken_ = true;
-    leave(work, words);
+    const std::lock_guard lock(all_left().mutex);
+    all_left().collectives.push_back({work, words});
     return false;
   };
   try {

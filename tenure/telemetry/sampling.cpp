@@ -13,7 +13,7 @@ namespace {
 constexpr double kLeastGrowth = 2048;
 
 std::optional<int64_t> permille(std::optional<int64_t> part, std::optional<int64_t> whole) {
-  if (!part || whole.value_or(0) <= 0) {
+  if (!part || !whole || *whole <= 0) {
     return std::nullopt;
   }
   return static_cast<int64_t>(static_cast<double>(*part) / static_cast<double>(*whole) * 1000);
@@ -23,6 +23,15 @@ int64_t now_since_1970() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::system_clock::now().time_since_epoch())
       .count();
+}
+
+// The one on which the process has reserved most. None: null.
+const DeviceSample* own_device(const std::vector<DeviceSample>& devices) {
+  const auto reserved_on = [](const DeviceSample& one) {
+    return one.allocator ? one.allocator->reserved.current : -1;
+  };
+  const auto most = std::ranges::max_element(devices, {}, reserved_on);
+  return most == devices.end() ? nullptr : &*most;
 }
 
 // What parts promise to keep below, all together. None promises: nullopt.
@@ -67,12 +76,9 @@ Row Sampling::begin(uint64_t step, uint64_t steps) {
   row.set(K::step_time, std::chrono::duration_cast<std::chrono::microseconds>(now - last_).count() /
                             static_cast<int64_t>(std::max<uint64_t>(steps, 1)));
   last_ = now;
-  const auto devices = sample_devices();
-  const auto reserved_on = [](const DeviceSample& one) {
-    return one.allocator ? one.allocator->reserved.current : -1;
-  };
-  if (const auto most = std::ranges::max_element(devices, {}, reserved_on); most != devices.end()) {
-    read_device(row, *most);
+  const auto devices = sample_allocators();
+  if (const auto* own = own_device(devices)) {
+    read_device(row, *own);
   }
   read_ledger(row);
   return row;
@@ -104,27 +110,13 @@ void Sampling::read_device(Row& row, const DeviceSample& device) {
         K::device_inactive_top);
     set(gauges->reserved, reserved, K::device_reserved, K::device_reserved_peak,
         K::device_reserved_top);
-    if (traced()) {
+    if (meter_ && meter_->precision() == Meter::Precision::traced) {
       row.set(K::device_allocated_peak, meter_->read().peak);
     }
     row.set(K::device_retries, gauges->retries);
     row.set(K::device_ooms, gauges->ooms);
     row.set(K::device_fragmentation,
             permille(gauges->inactive.current, std::max<int64_t>(gauges->reserved.current, 1)));
-  }
-  if (const auto& driver = device.driver) {
-    row.set(K::device_free, driver->free);
-    row.set(K::device_total, driver->total);
-    const auto ours = row.get(K::device_reserved).value_or(0);
-    const auto others = std::max<int64_t>(driver->total - driver->free - ours, 0);
-    row.set(K::device_others, others);
-    // A run dies at the highest moment of a step, not at its end.
-    const auto used = std::max(
-        row.get(K::device_active).value_or(0),
-        row.get(K::device_allocated_peak).value_or(row.get(K::device_allocated_top).value_or(0)));
-    const auto left = driver->total - others - used - row.get(K::device_inactive).value_or(0);
-    row.set(K::device_headroom, std::max<int64_t>(left, 0));
-    row.set(K::device_headroom_share, permille(row.get(K::device_headroom), driver->total));
   }
 }
 
@@ -150,8 +142,31 @@ void Sampling::finish(Row& row) {
   read_trends(row);
 }
 
+// A run dies at the highest moment of a step, not at its end.
+void Sampling::read_driver(Row& row, const DriverSample& driver) {
+  row.set(K::device_free, driver.free);
+  row.set(K::device_total, driver.total);
+  const auto ours = row.get(K::device_reserved).value_or(0);
+  const auto others = std::max<int64_t>(driver.total - driver.free - ours, 0);
+  row.set(K::device_others, others);
+  const auto peak = row.get(K::device_allocated_peak);
+  const auto used = std::max(row.get(K::device_active).value_or(0),
+                             peak.value_or(row.get(K::device_allocated_top).value_or(0)));
+  const auto left = driver.total - others - used - row.get(K::device_inactive).value_or(0);
+  row.set(K::device_headroom, std::max<int64_t>(left, 0));
+  row.set(K::device_headroom_share, permille(row.get(K::device_headroom), driver.total));
+}
+
 void Sampling::read_host(Row& row) {
   const auto now = Sampler::shared().sample();
+  const auto* own = own_device(now.devices);
+  const auto reserved_then = row.get(K::device_reserved);
+  if (own != nullptr && own->driver && own->allocator && reserved_then) {
+    // What the allocator has taken since the row was begun is not others'.
+    auto driver = *own->driver;
+    driver.free += own->allocator->reserved.current - *reserved_then;
+    read_driver(row, driver);
+  }
   const auto& process = now.process;
   row.set(K::host_rss, process.rss);
   if (process.peak_rss) {

@@ -29,7 +29,7 @@ class Sampling {
   void finish(Row& row);
 
   // Whether the peak of device memory within an interval is always known.
-  bool knows_peaks() const { return !device_ || traced(); }
+  bool knows_peaks() const { return !meter_ || meter_->precision() == Meter::Precision::traced; }
 
  private:
   // The highest value since the start, and since the last interval if it rose.
@@ -40,9 +40,9 @@ class Sampling {
   };
   enum Which : uint8_t { allocated, active, inactive, reserved, rss, kPeaks };
 
-  bool traced() const { return meter_ && meter_->precision() == Meter::Precision::traced; }
   void read_device(Row& row, const DeviceSample& device);
   static void read_ledger(Row& row);
+  static void read_driver(Row& row, const DriverSample& driver);
   void read_host(Row& row);
   void read_trends(Row& row);
 

@@ -186,12 +186,18 @@ class Pipeline:
                 made = self._runtime.step(train, loss, weights_of(targets, self.microbatches))
             except BaseException as error:
                 if self._runtime.failed_in:
-                    error.add_note(f"rank {self.rank}, in {self._runtime.failed_in}")
+                    error.add_note(f"{self._rank_text()}, in {self._runtime.failed_in}")
                 raise
             finally:
                 for stage in self._stages:
                     stage.clear()
         return made
+
+    def _rank_text(self) -> str:
+        """Beside other pipelines a rank has two numbers."""
+        job = dist.get_rank()
+        is_same = job == self.rank
+        return f"rank {job}" if is_same else f"rank {job} (rank {self.rank} of the pipeline)"
 
     def _to_hold(self) -> list[Sharded]:
         """The sharded models that this rank's stages are, or are parts of, but for those held."""

@@ -178,7 +178,8 @@ def schedule(
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the schedule {path} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise InputError(f"the schedule {path} cannot be read: {why}") from None
     try:
         found = Schedule(_C.schedule_from_csv(text, path.stem))
     except InputError as error:

@@ -31,6 +31,7 @@ class Meeting:
     stages: int = 1
     groups: list[Any] = field(default_factory=list)  # from its neighbours up; none: it is alone
     levels: int = 0
+    leads: bool = True  # whether this is the lowest rank of its stage
     store: c10d.Store | None = None  # for this monitor alone; other threads use clones of it
 
 
@@ -91,7 +92,8 @@ def meet(
                         place, members.index(rank), len(members), timedelta(seconds=timeout)
                     )
                 )
-    return Meeting(rank, ranks, agreed["stages"], groups, len(levels), store)
+    leads = rank in agreed["leaders"]
+    return Meeting(rank, ranks, agreed["stages"], groups, len(levels), leads, store)
 
 
 def _alone(stage: int, failure: str) -> Meeting:
@@ -153,4 +155,11 @@ def _compared(everyone: list[dict[str, Any]]) -> dict[str, Any]:
     nodes: dict[str, list[int]] = {}
     for rank, one in enumerate(everyone):
         nodes.setdefault(one["node"], []).append(rank)
-    return {"stages": 1 + max(one["stage"] for one in everyone), "nodes": list(nodes.values())}
+    leaders: dict[int, int] = {}
+    for rank, one in enumerate(everyone):
+        leaders.setdefault(one["stage"], rank)
+    return {
+        "stages": 1 + max(leaders),
+        "nodes": list(nodes.values()),
+        "leaders": sorted(leaders.values()),
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -21,8 +22,11 @@ from tenure.telemetry.alerts import Alert, AlertSpec, Watch, alerts_of
 from tenure.telemetry.compat import names_like
 from tenure.telemetry.feeding import Feeder
 from tenure.telemetry.figures import Figure, Figures
+from tenure.telemetry.flight import FlightRecorder, may_record
 from tenure.telemetry.keys import KEYS
 from tenure.telemetry.meeting import Meeting, meet
+from tenure.telemetry.presence import this_process
+from tenure.telemetry.sinks.sink import need_folder
 
 __all__ = ["Monitor"]
 
@@ -46,10 +50,13 @@ class Monitor:
         every: Steps of an interval.
         alerts: Rules such as ``"headroom < 5%"``, each alone (it is logged) or with what to do:
             ``("growth > 1 MB/step for 50 steps", "stop")``. See :class:`tenure.telemetry.Alert`.
-        folder: For files of sinks and what a run leaves behind when it dies.
+        folder: For files of sinks, for each rank's last figures, which ``tenure top`` shows, and
+            for what a run leaves behind when it dies.
         writer: The rank of the group that writes. Which one makes no difference to what is told.
         stage: Of the pipeline; None: as :func:`tenure.coordinates` says, or a mesh, or Megatron.
         compat: ``"megatron-bridge"``: its names, units and rounding, for dashboards that exist.
+        flight_recorder: Whether every rank writes down what it holds when one of them fails. A
+            process has one; see :class:`tenure.telemetry.FlightRecorder`.
         run_name: What loggers call the run; that of the working directory if it is empty.
         timeout: Seconds to wait for the other ranks when it is made.
 
@@ -78,6 +85,7 @@ class Monitor:
         writer: int = 0,
         stage: int | None = None,
         compat: str | None = None,
+        flight_recorder: bool = True,
         run_name: str = "",
         timeout: float = 60.0,
         _node: str | None = None,
@@ -95,6 +103,7 @@ class Monitor:
         failure = ""
         try:
             rules = alerts_of(alerts)
+            need_folder(Path(folder), "the monitor")
             names = None if compat is None else names_like(compat)
             if writes:
                 made = all_sinks.made(
@@ -109,13 +118,31 @@ class Monitor:
             raise InputError(f"there is no rank {writer} to write: there are {meeting.ranks}")
         self._grouped = meeting.ranks > 1
         self._stops = any(rule.action == "stop" for rule in rules)
-        reads = writes or any(rule.action != "log" for rule in rules)
-        self._monitor = _monitor(meeting, every, stage, reads)
-        self._telling = _Telling(self._monitor, meeting, made, rules, writes)
         self._intervals = 0
-        self._end = weakref.finalize(self, _end, self._monitor, self._telling)
+        reads = writes or any(rule.action != "log" for rule in rules)
+        ring = _ring(folder, meeting, stage)
+        self._monitor = _monitor(meeting, every, stage, reads, ring)
+        self._telling = _Telling(self._monitor, meeting, made, rules, writes)
+        self._recorder = (
+            self._record(folder, meeting, stage) if flight_recorder and may_record() else None
+        )
+        self._end = weakref.finalize(self, _end, self._monitor, self._telling, ring, self._recorder)
         if reads:
             self._telling.start()
+
+    def _record(self, folder: str | Path, meeting: Meeting, stage: int) -> FlightRecorder:
+        monitor, telling = self._monitor, self._telling
+        return FlightRecorder(
+            folder,
+            meeting.rank,
+            meeting.ranks,
+            stage,
+            meeting.stages,
+            store=meeting.store,
+            rows=monitor.recent,
+            figures=lambda: telling.latest,
+            leads=meeting.leads,
+        ).start()
 
     def step(self) -> None:
         """A training step has ended. Takes some microseconds, at every `every`-th tens of them.
@@ -152,9 +179,9 @@ class Monitor:
 
     def close(self, timeout: float = 5.0) -> None:
         """Waits for what is under way, at most so long, and ends. A second call does nothing."""
-        if self._end.alive:
-            self._end.detach()
-            _end(self._monitor, self._telling, timeout)
+        if (end := self._end.detach()) is not None:
+            _, _, (monitor, telling, ring, recorder), _ = end
+            _end(monitor, telling, ring, recorder, timeout)
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -166,7 +193,9 @@ class Monitor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Closes it."""
+        """Closes it. What an error leaves behind is written down first."""
+        if error is not None and self._recorder is not None:
+            self._recorder.failed(error)
         self.close()
 
     def __repr__(self) -> str:
@@ -177,7 +206,23 @@ class Monitor:
         return f"<tenure.Monitor: step {now.step}, rank {now.peak_rank} of {now.ranks} has most>"
 
 
-def _monitor(meeting: Meeting, every: int, stage: int, reads: bool) -> _C.TelemetryMonitor:
+def _ring(folder: str | Path, meeting: Meeting, stage: int) -> _C.TelemetryRing:
+    me = this_process(meeting.rank, meeting.ranks, stage, meeting.stages)
+    return _C.TelemetryRing(
+        str(folder),
+        host=me.host,
+        rank=me.rank,
+        ranks=me.ranks,
+        stage=me.stage,
+        stages=me.stages,
+        role=os.environ.get("ROLE_NAME", ""),
+        attempt=me.attempt,
+    )
+
+
+def _monitor(
+    meeting: Meeting, every: int, stage: int, reads: bool, ring: _C.TelemetryRing
+) -> _C.TelemetryMonitor:
     return _C.TelemetryMonitor(
         every=every,
         who=clock.new_announcer(),
@@ -190,12 +235,22 @@ def _monitor(meeting: Meeting, every: int, stage: int, reads: bool) -> _C.Teleme
         groups=meeting.groups,
         levels=meeting.levels,
         store=meeting.store,
+        ring=ring,
     )
 
 
-def _end(monitor: _C.TelemetryMonitor, telling: _Telling, timeout: float = 5.0) -> None:
+def _end(
+    monitor: _C.TelemetryMonitor,
+    telling: _Telling,
+    ring: _C.TelemetryRing,
+    recorder: FlightRecorder | None,
+    timeout: float = 5.0,
+) -> None:
     monitor.close(timeout)
     telling.end(timeout)
+    ring.close()
+    if recorder is not None:
+        recorder.close()
 
 
 class _Telling:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -23,14 +23,32 @@ Report = Mapping[str, Any]
 
 
 class Terminal(Console):
-    """stdout. When nobody reads it any more the run goes on, with its log."""
+    """stdout. When nobody reads it any more, or it is full, the run goes on, with its log."""
 
-    def __init__(self, **options: Any) -> None:
-        """As rich's own, without its colours for numbers and paths."""
-        super().__init__(highlight=False, **options)
+    def __init__(self, lost: Callable[[str], None] | None = None) -> None:
+        """As rich's own, without its colours for numbers and paths.
+
+        Args:
+            lost: Called with why stdout cannot be written to, unless its reader has left.
+        """
+        super().__init__(highlight=False)
+        self._lost = lost
 
     def on_broken_pipe(self) -> None:
         """What rich calls then; its own ends the program."""
+        self._leave()
+
+    def _check_buffer(self) -> None:
+        """Where rich writes: it looks for broken pipes alone."""
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            self._leave()
+            if self._lost is not None:
+                self._lost(error.strerror or str(error))
+
+    def _leave(self) -> None:
+        """Nothing is shown any more, and what is still in buffers goes nowhere."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -6,11 +6,12 @@ import json
 import signal
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tenure.errors import CollectiveError, InputError, TenureError
+from tenure.inspect.files import whole
 from tenure.inspect.words import plain
 
 __all__ = [
@@ -20,8 +21,10 @@ __all__ = [
     "first_cause",
     "forget",
     "leave",
+    "leave_remark",
     "read",
     "sentence_of",
+    "take_remarks",
 ]
 
 _TOGETHER = 2.0  # seconds within which ranks end of the same cause
@@ -98,18 +101,44 @@ def read(folder: Path) -> dict[int, Failure]:
     return out
 
 
-def first_cause(ended: Mapping[int, Ended], said: Mapping[int, Failure]) -> tuple[int, str]:
+def leave_remark(folder: Path, rank: int, text: str) -> None:
+    """Leaves a line for the parent to say while the run goes on: a rank's stderr is a file."""
+    with whole(folder / f"remark-{rank}.txt") as file:
+        file.write(text)
+
+
+def take_remarks(folder: Path) -> list[str]:
+    """What ranks have left to be said, and not again."""
+    out = []
+    for path in sorted(folder.glob("remark-*.txt")):
+        out.append(path.read_text())
+        path.unlink()
+    return out
+
+
+def first_cause(
+    ended: Mapping[int, Ended], said: Mapping[int, Failure], stopped: Collection[int] = ()
+) -> tuple[int, str]:
     """The rank that began it, and what happened to it, in one line.
 
     Ranks that wait for one that has died fail as well, and those that do not are ended by their
     parent with SIGTERM: neither is a cause.
+
+    Args:
+        ended: Ranks that have ended other than well.
+        said: What ranks have left.
+        stopped: Process ids of those that stood still, and were waited for.
     """
     first = min(one.time for one in ended.values())
     for rank, one in sorted(ended.items()):
         killed = one.code < 0 and -one.code != signal.SIGTERM
         if killed and one.time <= first + _TOGETHER and rank not in said:
             return rank, f"rank {rank} (pid {one.pid}) was killed by {_signal_text(-one.code)}"
+    still = next((rank for rank, one in sorted(ended.items()) if one.pid in stopped), None)
     for kind in ("input", "all", "own", "other"):
+        if kind == "other" and still is not None:
+            text = f"rank {still} (pid {ended[still].pid}) was stopped, as by SIGSTOP"
+            return still, f"{text}, and the others have given it up"
         mine = {rank: failure for rank, failure in said.items() if failure.kind == kind}
         if mine:
             rank = min(mine, key=lambda one: mine[one].time)

@@ -210,6 +210,24 @@ class Flags:
         str, _option(_MEMORY, "count: bytes only; trace: each storage; deep: whole stacks.")
     ] = "trace"
 
+    sinks: Annotated[
+        str,
+        _option(
+            _MEMORY,
+            "Loggers for the memory of all ranks, by commas: tensorboard, prometheus, wandb, "
+            "mlflow, comet, jsonl; `tenure top OUT` shows it in any case.",
+            show_default=False,
+        ),
+    ] = ""
+    alerts: Annotated[
+        str,
+        _option(
+            _MEMORY,
+            "Rules about it, by commas: 'headroom < 5%, growth > 1 MB/step for 50 steps'.",
+            show_default=False,
+        ),
+    ] = ""
+
     evaluate_every: Annotated[
         int | None,
         _option(

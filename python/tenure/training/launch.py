@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
@@ -14,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tenure.training import failures
+from tenure.training.attendant import Attendant
 from tenure.training.folder import Folder
 from tenure.training.metrics import Log
 from tenure.training.plan import Plan
@@ -24,6 +26,13 @@ __all__ = ["launch"]
 
 _LOOPBACK = "lo"
 _STOPPING = 30  # seconds that ranks have to end a step and to save, once they are asked to stop
+
+
+class _Terminated(SignalException):
+    """SIGTERM. To ranks it goes as SIGINT: they end their step and save, as after Ctrl-C."""
+
+    def __init__(self) -> None:
+        super().__init__("asked to stop by SIGTERM", signal.SIGINT)
 
 
 def launch(plan: Plan) -> int:
@@ -45,32 +54,44 @@ def launch(plan: Plan) -> int:
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder.logs), redirects=Std.ERR),
         shutdown_timeout=_STOPPING,
+        signals_to_handle="SIGINT,SIGHUP,SIGQUIT",  # and SIGTERM here
     )
     # -P: nothing of the current folder is imported by accident.
     command = ("-P", "-m", "tenure.training.rank", str(folder.plan))
+    attendant = Attendant(folder.logs)
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
-        elastic_launch(config, sys.executable)(*command)
+        with attendant:
+            elastic_launch(config, sys.executable)(*command)
     except ChildFailedError as error:
-        return _tell_of_ranks(plan, folder, error)
+        return _tell_of_ranks(plan, folder, error, attendant.woken)
+    except _Terminated:
+        return tell_stopped(plan, signal.SIGTERM)
     except SignalException as error:
         return tell_stopped(plan, error.sigval)
     except KeyboardInterrupt:
         return tell_stopped(plan, signal.SIGINT)
     finally:
+        signal.signal(signal.SIGTERM, before)
         logging.disable(logging.NOTSET)
     folder.tidy()
     return 0
 
 
-def _tell_of_ranks(plan: Plan, folder: Folder, error: ChildFailedError) -> int:
+def _terminate(_signal: int, _frame: object) -> None:
+    raise _Terminated
+
+
+def _tell_of_ranks(
+    plan: Plan, folder: Folder, error: ChildFailedError, stopped: Collection[int]
+) -> int:
     said = failures.read(folder.logs)
     ended = {
         rank: failures.Ended(one.pid, one.exitcode, one.timestamp)
         for rank, one in error.failures.items()
     }
-    rank, cause = failures.first_cause(ended, said)
+    rank, cause = failures.first_cause(ended, said, stopped)
     log = Log(folder.log)
     for number, failure in sorted(said.items()):
         log(f"rank {number} failed:\n{failure.trace}")
-    is_input = rank in said and said[rank].kind == "input"
-    return tell_failure(plan, cause, is_input=is_input)
+    return tell_failure(plan, cause, said[rank].kind if rank in said else "own")

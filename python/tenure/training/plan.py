@@ -31,6 +31,8 @@ class Plan:
         resume: Whether it goes on from the newest checkpoint in `out`.
         restarts: How often ranks are started again after one has failed.
         observe: Level at which ranks are watched; empty: they are not.
+        sinks: Names of loggers for the memory of all ranks.
+        alerts: Rules about it.
     """
 
     model: str
@@ -76,6 +78,8 @@ class Plan:
     timeout: float
     restarts: int
     observe: str
+    sinks: list[str]
+    alerts: list[str]
 
     def text(self) -> str:
         """As JSON, for ranks and for the run's folder."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sysconfig
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from tenure._inputs import parse_bytes
 from tenure.errors import InputError
 from tenure.inspect.options import LEVELS
 from tenure.pipelining.schedules import schedule
+from tenure.telemetry.alerts import alerts_of
+from tenure.telemetry.sinks import NAMES as SINKS
 from tenure.training.flags import Flags
 from tenure.training.plan import Plan
 
@@ -116,14 +119,28 @@ def plan_of(flags: Flags, world: World | None) -> Plan:
         sample_tokens=flags.sample_tokens,
         prompt=flags.prompt,
         bytes_as_tokens=not flags.data.endswith(".bin"),
-        out=_path(flags.out) or _path("train.tenure"),
+        out=_out(flags.out),
         save_every=flags.save_every,
         keep=flags.keep,
         resume=flags.resume,
         timeout=flags.timeout,
         restarts=flags.restarts,
         observe=flags.level if flags.observe else "",
+        sinks=_sinks(flags.sinks),
+        alerts=_alerts(flags.alerts),
     )
+
+
+def _sinks(names: str) -> list[str]:
+    found = [name.strip() for name in names.split(",") if name.strip()]
+    for name in found:
+        if name not in SINKS:
+            raise InputError(f"--sinks {name} is none: there are {', '.join(SINKS)}")
+    return found
+
+
+def _alerts(rules: str) -> list[str]:
+    return [alert.rule for alert in alerts_of([one for one in rules.split(",") if one.strip()])]
 
 
 def _require_figures(flags: Flags) -> None:
@@ -134,6 +151,9 @@ def _require_figures(flags: Flags) -> None:
             raise InputError(f"--{flag} {value} is more than can be counted to: choose less")
     if not 0 < flags.timeout <= _DAY:
         raise InputError(f"--timeout is a number of seconds up to a day, not {flags.timeout}")
+    for name, value in asdict(flags).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"--{name.replace('_', '-')} is a finite number, not {value}")
 
 
 def _ranks(flags: Flags, world: World | None) -> tuple[int, int]:
@@ -249,6 +269,12 @@ def _is_bf16(dtype: str) -> bool:
     if dtype not in ("float32", "bfloat16"):
         raise InputError(f"--dtype is float32 or bfloat16, not {dtype!r}")
     return dtype == "bfloat16"
+
+
+def _out(text: str) -> str:
+    if not text.strip():
+        raise InputError("--out is a folder and its name is empty: leave it out, or name one")
+    return _path(text)
 
 
 def _path(text: str) -> str:

@@ -18,9 +18,12 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from tenure import _C, clock
+from tenure import _C
 from tenure.inspect.coordinates import coordinates
+from tenure.inspect.options import say
 from tenure.inspect.session import watch
+from tenure.inspect.verdicts import shown_path
+from tenure.telemetry.monitor import Monitor
 from tenure.training import ending, failures
 from tenure.training.display import Display, Terminal, figures, introduction, sample_text
 from tenure.training.folder import Folder
@@ -35,42 +38,50 @@ _RECORDED = timedelta(minutes=5)
 
 
 class Stop:
-    """Whether someone has asked for an end: by Ctrl-C, which launchers pass on."""
+    """Whether someone has asked for an end: by Ctrl-C, which launchers pass on.
+
+    A rank that is alone can be asked by SIGTERM too. Among others it cannot: launchers send that to
+    those that are left when one has failed, and these wait for it and cannot end their step.
+
+    Attributes:
+        asked: The signal that asked; None: none has.
+    """
 
     def __init__(self) -> None:
-        """Nobody has. From now on SIGINT asks, and asks in vain for more."""
-        self.asked = False
-        self._before = signal.signal(signal.SIGINT, self._ask)
+        """Nobody has. From now on these signals ask, and ask in vain for more."""
+        self.asked: signal.Signals | None = None
+        self._alone = started_world() is None
+        numbers = (signal.SIGINT, signal.SIGTERM) if self._alone else (signal.SIGINT,)
+        self._before = {number: signal.signal(number, self._ask) for number in numbers}
 
-    def _ask(self, _signal: int, _frame: object) -> None:
-        self.asked = True
-        if started_world() is None:  # alone: who asks again means at once
-            signal.signal(signal.SIGINT, self._before)
+    def _ask(self, number: int, _frame: object) -> None:
+        self.asked = signal.Signals(number)
+        if self._alone:  # who asks again means at once
+            self.end()
 
     def end(self) -> None:
-        """SIGINT does again what it did before."""
-        signal.signal(signal.SIGINT, self._before)
+        """The signals do again what they did before."""
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
 
 class Listener:
     """What the loop calls on a rank that is not the first: it counts steps."""
 
-    def __init__(self, stop: Stop) -> None:
+    def __init__(self, stop: Stop, monitor: Monitor) -> None:
         """Says nothing."""
         self._stop = stop
+        self._monitor = monitor
 
     def stepped(self, report: dict[str, Any]) -> bool:
         """A step has ended; whether to go on."""
-        clock.step()
-        if not math.isfinite(report["loss"]):
-            raise failures.DivergedError(
-                f"the loss of step {report['step']} is {report['loss']}: try a lower "
-                "--learning-rate, or --clip"
-            )
-        return not self._stop.asked
+        self._monitor.step()
+        _require_finite("loss", report["step"], report["loss"])
+        return self._stop.asked is None
 
     def evaluated(self, step: int, loss: float) -> None:
-        """An evaluation has ended."""
+        """An evaluation has ended: before the step is saved."""
+        _require_finite("validation loss", step, loss)
 
     def sampled(self, step: int, prompt: list[int], tokens: list[int]) -> None:
         """The model has written something."""
@@ -79,14 +90,23 @@ class Listener:
         """A checkpoint is whole."""
 
 
+def _require_finite(what: str, step: int, loss: float) -> None:
+    if not math.isfinite(loss):
+        raise failures.DivergedError(
+            f"the {what} of step {step} is {loss}: try a lower --learning-rate, or --clip"
+        )
+
+
 class Speaker(Listener):
     """What the loop calls on rank 0: shows and writes down what there is."""
 
-    def __init__(self, stop: Stop, plan: Plan, display: Display, folder: Folder) -> None:
+    def __init__(
+        self, stop: Stop, monitor: Monitor, plan: Plan, display: Display, folder: Folder
+    ) -> None:
         """Makes the files unless they are there."""
-        super().__init__(stop)
+        super().__init__(stop, monitor)
         self._plan = plan
-        self._display = display
+        self.display = display
         self.metrics = Metrics(folder.metrics)
         self.log = Log(folder.log)
         self._every = max(plan.steps // 100, 1)
@@ -95,7 +115,7 @@ class Speaker(Listener):
     def stepped(self, report: dict[str, Any]) -> bool:
         """Shows it, and writes it down."""
         self.history.stepped(report)
-        self._display.stepped(report)
+        self.display.stepped(report)
         told = {key: value for key, value in report.items() if key not in ("step", "steps")}
         self.metrics.write("step", report["step"], **told)
         if report["step"] % self._every == 0:
@@ -105,13 +125,14 @@ class Speaker(Listener):
     def evaluated(self, step: int, loss: float) -> None:
         """Shows it, and writes it down."""
         self.history.validation = loss
-        self._display.evaluated(step, loss)
+        self.display.evaluated(step, loss)
         self.metrics.write("evaluation", step, loss=loss)
         self.log(f"step {step}: validation loss {loss:.4f}")
+        super().evaluated(step, loss)
 
     def sampled(self, step: int, prompt: list[int], tokens: list[int]) -> None:
         """Shows it, and writes it down."""
-        self._display.sampled(step, prompt, tokens)
+        self.display.sampled(step, prompt, tokens)
         text = sample_text(prompt, tokens, self._plan.bytes_as_tokens)
         self.metrics.write("sample", step, prompt=prompt, tokens=tokens, text=text)
         self.log(f"step {step}: a sample\n{text}")
@@ -119,12 +140,17 @@ class Speaker(Listener):
     def saved(self, step: int, path: str) -> None:
         """Shows it, and writes it down."""
         self.history.checkpoint = path
-        self._display.saved(step, path)
+        self.display.saved(step, path)
         self.metrics.write("checkpoint", step, path=path)
         self.log(f"step {step}: checkpoint {path}")
 
 
-def run(plan: Plan, world: World, failed: Callable[[BaseException], None] | None = None) -> bool:
+def run(
+    plan: Plan,
+    world: World,
+    failed: Callable[[BaseException], None] | None = None,
+    remark: Callable[[str], None] = say,
+) -> signal.Signals | None:
     """Trains, as this rank's part. All ranks call it.
 
     Args:
@@ -132,15 +158,17 @@ def run(plan: Plan, world: World, failed: Callable[[BaseException], None] | None
         world: Which rank this is.
         failed: Called first with what ends the run early, before anything is put in order, which
             may wait for other ranks.
+        remark: Called with what the user is to know besides, in one line, while it goes on.
 
     Returns:
-        Whether all steps were done; False: it was asked to stop.
+        None: all steps were done. Else the signal that asked it to stop.
     """
     folder = Folder(plan.out)
     device = _own_device(plan, world)
     with ExitStack() as at_end:
         groups = at_end.enter_context(connected(plan, world, device))
         coordinates(stage=world.rank // plan.dp, dp=world.rank % plan.dp)
+        monitor = at_end.enter_context(_monitor(plan, folder))
         session = None
         if plan.observe:
             session = watch(folder.recordings, level=plan.observe, quiet=True)
@@ -152,25 +180,36 @@ def run(plan: Plan, world: World, failed: Callable[[BaseException], None] | None
         stop = Stop()
         at_end.callback(stop.end)
         history = None
+        terminal = Terminal(lambda why: remark(_lost_text(folder, why)))
         if world.rank == 0:
-            history = _speak(trainer, plan, folder, processes, stop)
+            speaker = Speaker(stop, monitor, plan, Display(plan, terminal), folder)
+            history = _speak(trainer, speaker, plan, processes)
         else:
-            trainer.run(Listener(stop))
+            trainer.run(Listener(stop, monitor))
         if session is not None:
             session.stop()
         groups.store.set(f"recorded/{world.rank}", "")
         if history is not None:
             _wait_for_recordings(groups, world)
-            ending.show(Terminal(), plan, folder, history)
-        return not stop.asked
+            ending.show(terminal, plan, folder, history)
+        return stop.asked
 
 
-def _speak(
-    trainer: _C.Trainer, plan: Plan, folder: Folder, processes: str, stop: Stop
-) -> ending.History:
+def _monitor(plan: Plan, folder: Folder) -> Monitor:
+    """For `tenure top` and loggers. How ranks fail is told by the run itself."""
+    return Monitor(
+        sinks=list(plan.sinks),
+        every=1 if plan.steps < 1000 else 10,
+        alerts=plan.alerts,
+        folder=folder.memory,
+        flight_recorder=False,
+        timeout=plan.timeout,
+    )
+
+
+def _speak(trainer: _C.Trainer, speaker: Speaker, plan: Plan, processes: str) -> ending.History:
     """Runs it as the rank that shows and writes down what happens."""
-    display = Display(plan, Terminal())
-    speaker = Speaker(stop, plan, display, folder)
+    display = speaker.display
     speaker.metrics.go_on_from(trainer.begin_step)
     speaker.log(introduction(plan, trainer.parameters, trainer.begin_step))
     speaker.log(processes)
@@ -181,6 +220,13 @@ def _speak(
         display.end()
         speaker.metrics.close()
     return speaker.history
+
+
+def _lost_text(folder: Folder, why: str) -> str:
+    told = f"stdout cannot be written to ({why}): the run goes on, and what it would say is in "
+    told += shown_path(folder.log)
+    Log(folder.log)(told)
+    return told
 
 
 def _wait_for_recordings(groups: Groups, world: World) -> None:
@@ -249,8 +295,11 @@ def _main(arguments: Sequence[str]) -> None:
         sys.stdout.flush()
         os._exit(2 if failure.kind == "input" else 1)
 
+    def remark(text: str) -> None:
+        failures.leave_remark(Folder(plan.out).logs, world.rank, text)
+
     try:
-        run(plan, world, leave)
+        run(plan, world, leave, remark)
     except Exception as error:  # noqa: BLE001  whatever it is, the parent is to know
         leave(error)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 import typer
 
 from tenure.errors import InputError
+from tenure.inspect.options import say
 from tenure.training import failures, rank
+from tenure.training.changes import changes
 from tenure.training.flags import Flags
 from tenure.training.folder import Folder
 from tenure.training.metrics import Log
@@ -28,39 +32,82 @@ def train(flags: Flags) -> None:
     """
     world = started_world()
     speaks = world is None or world.rank == 0
-    try:
-        plan = plan_of(flags, world)
-        folder = Folder(plan.out)
-        if speaks:
-            folder.check(plan, overwrite=flags.overwrite)
-        plan.job(torch.device("cpu")).check(plan.ranks)
-        if speaks:
-            folder.claim(plan, overwrite=flags.overwrite)
-    except InputError:
-        if speaks:
-            raise
-        raise typer.Exit(2) from None  # rank 0 says it
-    if world is None and plan.ranks > 1:
-        from tenure.training.launch import launch
-
-        code = launch(plan)
-    else:
-        code = _run_here(plan, world)
+    with ExitStack() as at_end:
+        try:
+            plan = plan_of(flags, world)
+            folder = Folder(plan.out)
+            if speaks:
+                folder.check(plan, overwrite=flags.overwrite)
+            plan.job(torch.device("cpu")).check(plan.ranks)
+            if speaks:
+                changed = _changed(plan, folder)
+                at_end.enter_context(folder.claim(plan, overwrite=flags.overwrite))
+                _remark(changed, folder)
+        except InputError:
+            if speaks:
+                raise
+            raise typer.Exit(2) from None  # rank 0 says it
+        code = _run(plan, world)
     if code:
         raise typer.Exit(code)
+
+
+def _changed(plan: Plan, folder: Folder) -> str:
+    """What is other than in the run that goes on."""
+    before = folder.before() if plan.resume and folder.newest() is not None else None
+    return changes(before, plan) if before is not None else ""
+
+
+def _remark(text: str, folder: Folder) -> None:
+    if text:
+        Log(folder.log)(text)
+        say(text)
+
+
+def _run(plan: Plan, world: World | None) -> int:
+    """Returns the exit status of the command."""
+    if world is not None or plan.ranks == 1:
+        return _run_here(plan, world)
+    from tenure.training.launch import launch
+
+    return launch(plan)
 
 
 def _run_here(plan: Plan, world: World | None) -> int:
     """Runs this process's rank: the only one, or one of those that a launcher has started."""
     folder = Folder(plan.out)
     try:
-        done = rank.run(plan, world or World())
+        with _terminable(world):
+            asked = rank.run(plan, world or World())
     except KeyboardInterrupt:
         return tell_stopped(plan, signal.SIGINT)
+    except _Terminated:
+        return tell_stopped(plan, signal.SIGTERM)
     except Exception as error:  # noqa: BLE001  said in a line, and the rest is in the log
         failure = failures.Failure.of(error)
         Log(folder.log)(failure.trace)
         number = f"rank {world.rank} failed: " if world and failure.kind != "input" else ""
-        return tell_failure(plan, number + failure.text, is_input=failure.kind == "input")
+        return tell_failure(plan, number + failure.text, failure.kind)
     folder.tidy()
-    return 0 if done else tell_stopped(plan, signal.SIGINT)
+    return tell_stopped(plan, asked) if asked else 0
+
+
+class _Terminated(BaseException):
+    """What SIGTERM is where KeyboardInterrupt is SIGINT."""
+
+
+@contextmanager
+def _terminable(world: World | None) -> Iterator[None]:
+    """SIGTERM raises, so that it can be told of. Not among other ranks: see :class:`rank.Stop`."""
+
+    def terminate(_signal: int, _frame: object) -> None:
+        raise _Terminated
+
+    if world is not None:
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -15,15 +15,25 @@ from tenure.training.plan import Plan
 __all__ = ["how_to_go_on", "show_cursor", "tell_failure", "tell_stopped"]
 
 
-def tell_failure(plan: Plan, cause: str, *, is_input: bool) -> int:
-    """Says it, writes it into the log, and returns the exit status of the command."""
+def tell_failure(plan: Plan, cause: str, kind: str) -> int:
+    """Says it, writes it into the log, and returns the exit status of the command.
+
+    Args:
+        plan: What the run was told.
+        cause: In one line.
+        kind: As of :class:`~tenure.training.failures.Failure`.
+    """
     show_cursor()
-    cause = cause.rstrip(".")
-    told = cause if is_input else f"{cause}; {how_to_go_on(plan)}"
+    told = cause.rstrip(".")
+    if kind == "all":  # the same command would do the same again
+        step = _newest_step(plan)
+        told += f"; with --resume that goes on from step {step}" if step is not None else ""
+    elif kind != "input":
+        told += f"; {how_to_go_on(plan)}"
     with suppress(OSError):  # the disk may be what failed
         Log(Folder(plan.out).log)(told)
     say(told)
-    return 2 if is_input else 1
+    return 2 if kind == "input" else 1
 
 
 def tell_stopped(plan: Plan, number: int) -> int:
@@ -38,13 +48,17 @@ def tell_stopped(plan: Plan, number: int) -> int:
 
 def how_to_go_on(plan: Plan) -> str:
     """From which step a run would go on."""
-    step = None
-    with suppress(InputError):
-        step = Folder(plan.out).newest_step()
+    step = _newest_step(plan)
     if step is None:
         return "no checkpoint was made yet, --save-every makes them more often"
     same = "the same command" if plan.resume else "the same command with --resume"
     return f"{same} goes on from step {step}"
+
+
+def _newest_step(plan: Plan) -> int | None:
+    with suppress(InputError):
+        return Folder(plan.out).newest_step()
+    return None
 
 
 def show_cursor() -> None:

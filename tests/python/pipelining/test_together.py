@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -202,7 +203,9 @@ def test_the_bound_knows_only_stages_that_stay_gathered() -> None:
     assert "stay gathered" in run_ranks(refused, 1)[0]
 
 
-def interrupted(rank: int, _ranks: int) -> tuple[str, int, int, Figures, list[torch.Tensor]]:
+def interrupted(
+    rank: int, _ranks: int
+) -> tuple[str, list[str], int, int, Figures, list[torch.Tensor]]:
     """The last stages of both replicas fail in the second step."""
     replicas = Replicas(rank)
     meter = _C.HostMeter()
@@ -217,11 +220,12 @@ def interrupted(rank: int, _ranks: int) -> tuple[str, int, int, Figures, list[to
     try:
         pipe.step(x, target=y)
     except (RuntimeError, tenure.CollectiveError) as error:
-        said = str(error)
+        said, notes = str(error), getattr(error, "__notes__", [])
     pipe.loss = mean
     left = meter.read()[0] - level
     gathered = stage.tenure.stats().gathered_bytes
-    return said, left, gathered, figures_of([stage], lambda: pipe.step(x, target=y)), applied(stage)
+    step = figures_of([stage], lambda: pipe.step(x, target=y))
+    return said, notes, left, gathered, step, applied(stage)
 
 
 def fail_at(call: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -237,12 +241,14 @@ def fail_at(call: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
 
 def test_a_step_of_sharded_stages_that_fails_leaves_nothing() -> None:
     found = run_ranks(interrupted, 4, timeout=60)
-    for said, left, gathered, step, _ in found:
+    for said, _, left, gathered, step, _ in found:
         assert "in the third microbatch" in said
         assert left <= 0, "a failed step leaves memory"
         assert gathered == 0
         assert step == Figures({1}, {1}, 0)
     assert_whole([gradients for *_, gradients in found])
+    assert found[1][1][0].startswith("rank 1, in the ")
+    assert found[3][1][0].startswith("rank 3 (rank 1 of the pipeline), in the ")
 
 
 def several(rank: int, _ranks: int) -> tuple[list[int], Figures, list[torch.Tensor]]:
@@ -299,3 +305,68 @@ def test_other_ways_to_keep_activations(how: str, schedule: str) -> None:
     for number, wanted in enumerate(whole(1)):
         for ours, theirs in zip(found[number][how, schedule], wanted, strict=True):
             torch.testing.assert_close(ours / factor, theirs, rtol=1e-5, atol=1e-6)
+
+
+@dataclass
+class Moves:
+    """What an Offload did with the activations of one step."""
+
+    mode: str
+    saved: tuple[int, int]
+    out: tuple[int, int]
+    back: tuple[int, int]
+    kept: dict[str, tuple[int, int]]
+    promised: int
+
+    @classmethod
+    def of(cls, offload: tenure.Offload) -> Moves:
+        stats = offload.stats()
+        return cls(
+            stats.mode,
+            (stats.saved_storages, stats.saved_bytes),
+            (stats.moved_out_storages, stats.moved_out_bytes),
+            (stats.moved_in_storages, stats.moved_in_bytes),
+            stats.kept,
+            stats.promised,
+        )
+
+
+def planned(rank: int, _ranks: int) -> dict[str, tuple[list[Moves], list[torch.Tensor]]]:
+    return {name: planned_steps(rank, name) for name in BOTH}
+
+
+def planned_steps(rank: int, schedule: str) -> tuple[list[Moves], list[torch.Tensor]]:
+    """Nine steps; an evaluation comes after the fourth, and a step that fails after the sixth."""
+    stage = model()[rank]
+    pipe = tenure.Pipeline(stage, schedule, 4, loss=mean, timeout=30)
+    offload = tenure.Offload(stage, target="copy", min_bytes=1)
+    x, y = data(0)
+    steps = []
+    for number in range(9):
+        stage.zero_grad()
+        with offload:
+            pipe.step(x, target=y)
+        steps.append(Moves.of(offload))
+        if number == 3:
+            with offload:
+                pipe.eval(x)
+        if number == 5:
+            pipe.loss = fail_at(3) if rank == 1 else mean
+            with suppress(RuntimeError), offload:
+                pipe.step(x, target=y)
+            pipe.loss = mean
+    return steps, [p.grad for p in stage.parameters()]
+
+
+@pytest.mark.parametrize("schedule", BOTH)
+def test_the_plan_of_an_offload_holds_for_every_step_of_a_schedule(schedule: str) -> None:
+    """Saves come in the schedule's order, so each of a microbatch's has its place in the plan."""
+    found = results(planned, 2)
+    for number, wanted in enumerate(whole(1)):
+        steps, gradients = found[number][schedule]
+        assert steps[1].mode == "planned"
+        assert steps[1].out >= (4, 0), "something of each microbatch moves"
+        assert steps[1].back >= steps[1].out  # what both halves of a backward need comes twice
+        assert steps[2:] == steps[1:2] * 7
+        for ours, theirs in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -11,6 +11,7 @@ import pytest
 
 import tenure
 from ranks import run_ranks
+from scratch import scratch_monitor
 from tenure.telemetry.alerts import Alert, Broken, Watch, alerts_of
 from tenure.telemetry.figures import Figure, Figures
 from tenure.telemetry.keys import KEYS
@@ -142,7 +143,7 @@ def test_a_function_that_fails_does_not_end_the_monitor(
 
 def stops(rank: int, _world_size: int) -> tuple[int, str, int]:
     called: list[Broken] = []
-    monitor = tenure.Monitor(
+    monitor = scratch_monitor(
         sinks=[],
         every=2,
         alerts=[("rss > 1 MiB for 4 steps", "stop"), ("rss > 1 MiB", called.append)],

@@ -195,6 +195,14 @@ def test_a_rank_that_had_to_be_killed_is_no_cause() -> None:
     assert first_cause(ended, told) == (0, "rank 0 failed: RuntimeError: no memory")
 
 
+def test_a_rank_that_was_stopped_is_the_cause_of_what_the_others_say() -> None:
+    ended = {0: Ended(10, 1, 5.0), 1: Ended(11, -15, 5.3)}
+    told = {0: said("rank 1 does not answer", "other")}
+    assert first_cause(ended, told, {11})[0] == 1
+    told = {0: said("RuntimeError: no memory", "own")}
+    assert first_cause(ended, told, {11}) == (0, "rank 0 failed: RuntimeError: no memory")
+
+
 def test_the_first_of_several_that_failed_on_their_own() -> None:
     ended = {0: Ended(10, 1, 5.0), 1: Ended(11, 1, 5.0)}
     told = {0: said("late", "own", 2.0), 1: said("early", "own", 1.0)}

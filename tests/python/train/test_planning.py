@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from tenure import _C, InputError
 from tenure.cli import app
 from tenure.training import start
+from tenure.training.changes import changes
 from tenure.training.flags import Flags
 from tenure.training.plan import Plan
 from tenure.training.planning import World, plan_of, started_world
@@ -212,3 +213,21 @@ def test_weights_say_what_they_are_of(tmp_path: Path) -> None:
     assert plan_of(Flags(weights=str(tmp_path)), None).model == "llama"
     with pytest.raises(InputError, match="are of a llama and --model says gpt2"):
         plan_of(Flags(weights=str(tmp_path), model="gpt2"), None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (Flags(pp=2, schedule="zb-h1", zero=3, save_every=7, prompt="x", microbatches=2), ""),
+        (Flags(dp=2, rows=4), ""),  # as many rows on all ranks
+        (Flags(dp=2), "rows a step 16 (was 8)"),
+        (Flags(steps=900), "--steps 900 (was 300)"),
+        (Flags(warm_up=5), "--warm-up 5 (was a tenth)"),
+        (Flags(learning_rate=0.1), "--learning-rate 0.1 (was 0.003)"),
+        (Flags(seed=3, length=64), "--seed 3 (was 0), --length 64 (was 128)"),
+        (Flags(dtype="bfloat16"), "--dtype bfloat16 (was float32)"),
+    ],
+)
+def test_what_a_run_that_goes_on_learns_otherwise(flags: Flags, said: str) -> None:
+    told = changes(plan_of(Flags(), None), plan_of(flags, None))
+    assert told.removeprefix("the run goes on with other settings than it had: ") == said

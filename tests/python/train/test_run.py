@@ -13,22 +13,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tenure import _C
+from tenure.cli import app
 
 STEPS = 60
 SIZE = ["--rows", "8", "--length", "64", "--steps", str(STEPS)]
 SAVING = ["--save-every", "10", "--keep", "0", "--evaluate-every", "30"]
+ALONE = ["--ranks", "1"]
 SPLIT = ["--ranks", "2", "--pp", "2", "--zero", "3"]
+SHORT = ["--no-observe", "--sample-every", "0"]
 TENURE = [sys.executable, "-m", "tenure"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]  # any free port
 JOINED = [*TORCHRUN, "--nproc-per-node", "2", "-m", "tenure"]
 
 
-def start(out: Path, *arguments: str, program: list[str] = TENURE) -> subprocess.Popen[str]:
+def start(
+    out: Path, *arguments: str, program: list[str] = TENURE, stdout: Any = subprocess.PIPE
+) -> subprocess.Popen[str]:
     command = [*program, "train", "--out", str(out), *SIZE, *SAVING, *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=out.parent)
+    return subprocess.Popen(
+        command,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=out.parent,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},  # other tests use the cores too
+    )
 
 
 def trained(out: Path, *arguments: str, program: list[str] = TENURE) -> str:
@@ -142,17 +154,23 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(
     assert evaluations == {s: one["loss"] for s, one in records(whole[0], "evaluation").items()}
 
 
-def test_ctrl_c_saves_and_stops(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "number"),
+    [(SPLIT, signal.SIGINT), (SPLIT, signal.SIGTERM), (ALONE, signal.SIGTERM)],
+)
+def test_who_asks_it_to_stop_gets_a_checkpoint(
+    ranks: list[str], number: signal.Signals, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
-    process = start(out, *SPLIT, "--no-observe", "--steps", "5000")
+    process = start(out, *ranks, "--no-observe", "--steps", "5000")
     wait_for_step(out, 12, process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     last = max(records(out, "step"))
-    assert (
-        stderr
-        == f"tenure: stopped by SIGINT; the same command with --resume goes on from step {last}\n"
+    assert stderr == (
+        f"tenure: stopped by {number.name}; the same command with --resume goes on from step "
+        f"{last}\n"
     )
     assert (out / "checkpoints" / f"step-{last:06}" / "checkpoint.json").exists()
     assert not list((out / "checkpoints").glob("*.partial"))
@@ -178,3 +196,59 @@ def test_ranks_start_again_by_themselves(tmp_path: Path) -> None:
     assert process.returncode == 0, stderr
     assert re.search(r"from step \d0 on", stdout)
     assert sorted(records(out, "step")) == list(range(1, 41))
+
+
+def test_a_rank_that_is_stopped_is_given_up_and_named(tmp_path: Path) -> None:
+    """The launcher alone would wait 30 seconds more for a process that does not obey SIGTERM."""
+    out = tmp_path / "run"
+    process = start(out, *SPLIT, "--no-observe", "--steps", "5000", "--timeout", "3")
+    wait_for_step(out, 12, process)
+    victim = pid_of(out, 1)
+    os.kill(victim, signal.SIGSTOP)
+    began = time.monotonic()
+    _, stderr = process.communicate(timeout=60)
+    assert time.monotonic() - began < 15
+    assert process.returncode == 1
+    assert re.fullmatch(
+        rf"tenure: rank 1 \(pid {victim}\) was stopped, as by SIGSTOP, and the others have given "
+        r"it up; the same command with --resume goes on from step \d+\n",
+        stderr,
+    ), stderr
+    assert not Path(f"/proc/{victim}").exists()
+
+
+def test_a_folder_is_one_runs_at_a_time(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(out, "--no-observe", "--steps", "5000")
+    wait_for_step(out, 2, process)
+    command = ["train", "--out", str(out), *SIZE, "--no-observe", "--steps", "6000"]
+    for more in ([], ["--overwrite"], ["--resume"]):
+        done = CliRunner().invoke(app, [*command, *more])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert re.fullmatch(
+            rf"tenure: a run is still going in \S+/run \(pid {process.pid} on \S+\): wait for it "
+            r"or stop it, or give --out another folder\n",
+            done.stderr,
+        ), done.stderr
+    process.kill()  # it cannot let go of anything
+    process.communicate()
+    trained(out, "--overwrite", *SHORT, "--steps", "2")
+    assert sorted(records(out, "step")) == [1, 2]
+    assert not (out / "lock").exists()
+
+
+@pytest.mark.parametrize("ranks", [ALONE, SPLIT])
+def test_a_full_stdout_does_not_end_a_run(ranks: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with Path("/dev/full").open("w") as full:
+        process = start(out, *ranks, *SHORT, "--steps", "3", stdout=full)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert stderr == (
+        "tenure: stdout cannot be written to (No space left on device): the run goes on, and what "
+        "it would say is in run/train.log\n"
+    )
+    log = (out / "train.log").read_text()
+    assert "stdout cannot be written to" in log
+    assert "metrics   run/metrics.jsonl" in log.splitlines()[-1]
+    assert not (out / "logs").exists()

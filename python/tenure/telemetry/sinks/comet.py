@@ -44,7 +44,7 @@ class Comet:
             InputError: If comet_ml is not installed or the folder cannot be written to.
         """
         need_package("comet_ml", "comet_ml", self.name)
-        self._folder = need_folder(Path(folder), self.name)
+        self._folder = need_folder(Path(folder), f"the sink {self.name}")
         self._project = project
         self._run_name = run_name
         self._names = names

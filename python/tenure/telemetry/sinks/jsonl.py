@@ -37,7 +37,7 @@ class JsonLines:
         self._names = names
         self._file: FileIO | None = None
         self._is_torn = False
-        need_folder(self._path.parent, self.name)
+        need_folder(self._path.parent, f"the sink {self.name}")
         try:
             self._path.open("ab").close()
         except OSError as error:

@@ -102,7 +102,7 @@ class MLflow:
                 "mlflow-skinny keeps nothing by itself: set MLFLOW_TRACKING_URI to a server, or "
                 "pip install mlflow"
             )
-        folder = need_folder(folder, self.name).resolve()
+        folder = need_folder(folder, f"the sink {self.name}").resolve()
         if any(c in str(folder) for c in "?#%"):
             raise InputError(f"the sink mlflow cannot name {folder} in a URI: give it another one")
         return f"sqlite:///{folder}/mlflow.db"

@@ -56,7 +56,7 @@ def need_package(module: str, package: str, sink: str) -> None:
     )
 
 
-def need_folder(folder: Path, sink: str) -> Path:
+def need_folder(folder: Path, who: str) -> Path:
     """Makes the folder where it is not there; raises InputError unless files can be made in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,6 +64,6 @@ def need_folder(folder: Path, sink: str) -> Path:
             pass
     except OSError as error:
         raise InputError(
-            f"the sink {sink} cannot write to {folder} ({error.strerror}): give it another folder"
+            f"{who} cannot write to {folder} ({error.strerror}): give it another folder"
         ) from None
     return folder

@@ -32,7 +32,7 @@ class TensorBoard:
             InputError: If tensorboard is not installed or the folder cannot be written to.
         """
         need_package("tensorboard", "tensorboard", self.name)
-        self._folder = need_folder(Path(folder), self.name)
+        self._folder = need_folder(Path(folder), f"the sink {self.name}")
         self._names = names
         self._writer: Any = None
         self._summary: Any = None

@@ -51,7 +51,7 @@ class WandB:
             InputError: If wandb is not installed or the folder cannot be written to.
         """
         need_package("wandb", "wandb", self.name)
-        self._folder = need_folder(Path(folder), self.name)
+        self._folder = need_folder(Path(folder), f"the sink {self.name}")
         self._project = os.environ.get("WANDB_PROJECT") or project
         self._run_name = run_name
         self._mode = mode or os.environ.get("WANDB_MODE")

@@ -1,0 +1,258 @@
+"""`tenure report` of a job that died: what each rank left behind, and which of them began it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tenure.errors import InputError
+from tenure.inspect.files import whole
+from tenure.inspect.runs import Head, by_run
+from tenure.inspect.words import many, size
+from tenure.telemetry.headline import headline, top_holder
+from tenure.telemetry.presence import FLIGHT, LIVE, RING, Presence, is_alive
+
+__all__ = ["Left", "find", "page", "screen"]
+
+_APART = 60.0  # seconds by which ranks of one run may begin apart
+_MOST_LINES = 64  # of ranks
+_PAGE = Path(__file__).parent / "page" / "flight.html"
+
+
+@dataclass(frozen=True)
+class Left:
+    """What one rank left behind.
+
+    Attributes:
+        who: The rank.
+        document: Its snapshot; empty: none.
+        alive: Whether it still runs; None where that cannot be seen.
+        present: Whether it never said that it left.
+        sample: Its last sample, of its ring.
+        sampled: When that was, in seconds since 1970.
+    """
+
+    who: Presence
+    document: Mapping[str, Any] = field(default_factory=dict)
+    alive: bool | None = None
+    present: bool = False
+    sample: Mapping[str, int] = field(default_factory=dict)
+    sampled: float = 0.0
+
+    @property
+    def reason(self) -> str:
+        """Of its snapshot."""
+        return str(self.document.get("headline", {}).get("reason", ""))
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the snapshot is about its own end."""
+        return bool(self.document.get("headline", {}).get("fatal"))
+
+    @property
+    def speechless(self) -> bool:
+        """Whether it is gone and has not said why."""
+        return self.present and not self.alive and not self.fatal and self.reason != "told"
+
+    @property
+    def time(self) -> float:
+        """When it was last heard of."""
+        return max(float(self.document.get("time", 0.0)), self.sampled)
+
+    @property
+    def memory(self) -> int:
+        """Bytes in its devices' allocators, or else resident."""
+        devices = self.document.get("devices", [])
+        on_devices = sum(one.get("allocated_bytes", 0) for one in devices)
+        host = self.document.get("host_memory", {}).get("rss_bytes", 0)
+        sampled = self.sample.get("device_allocated_bytes") or self.sample.get("host_rss_bytes", 0)
+        return int(on_devices or host or sampled)
+
+
+def find(paths: Iterable[str | Path]) -> list[Left]:
+    """What ranks of the latest run in these folders left, if one of them wrote a snapshot or died.
+
+    The rank that everything began with comes first. A file that cannot be read does not hide the
+    others: its rank has no snapshot.
+    """
+    left: dict[tuple[Path, str], Left] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            continue
+        for file in sorted([*path.glob(f"*{LIVE}"), *path.glob(f"*{FLIGHT}")]):
+            told = _told(file)
+            if told is None:
+                continue
+            who, document = told
+            key = path, who.stem
+            before = left.get(key, Left(who, alive=is_alive(who)))
+            is_live = file.name.endswith(LIVE)
+            left[key] = Left(
+                who,
+                before.document if is_live else document,
+                before.alive,
+                before.present or is_live,
+                *_sampled(who.file(path, RING)),
+            )
+    run = _latest(left)
+    # Of a rank on another host only what happened to others tells whether it still runs.
+    ended = any(one.fatal for one in run)
+    run = [one if one.alive is not None else replace(one, alive=not ended) for one in run]
+    if not any(one.document or one.speechless for one in run):
+        return []
+    return sorted(run, key=_precedence)
+
+
+def screen(left: list[Left]) -> str:
+    """The first screen: the rank it began with, what failed, what held the memory; then all."""
+    first = left[0]
+    lines = [_headline(first, left)]
+    held = top_holder(first.document)
+    lines += [f"  {held}"] if held else []
+    lines += [f"  at {first.document['trace'][-1]}"] if first.document.get("trace") else []
+    if first.reason == "memory" and first.document["headline"].get("text"):
+        lines.append(f"  {first.document['headline']['text']}")
+    lines += ["", *_table(left)]
+    return "\n".join(lines)
+
+
+def page(left: list[Left], out: str | Path, name: str) -> Path:
+    """Writes the same, with all that the snapshots hold, as one page that needs nothing else."""
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["size"] = size
+    rows = [{"left": one, "ending": _ending(one), "held": top_holder(one.document)} for one in left]
+    title = _headline(left[0], left)
+    text = environment.from_string(_PAGE.read_text()).render(title=title, name=name, rows=rows)
+    try:
+        with whole(Path(out)) as file:
+            file.write(text)
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror}: give --out another file") from None
+    return Path(out)
+
+
+def _told(file: Path) -> tuple[Presence, dict[str, Any]] | None:
+    try:
+        document = json.loads(file.read_text())
+        return Presence.of(document), document
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _sampled(ring: Path) -> tuple[Mapping[str, int], float]:
+    """The last sample of a ring, and when it was taken; none if there is no ring to read."""
+    if not ring.is_file():
+        return {}, 0.0
+    from tenure.telemetry import rings
+
+    try:
+        rows = rings.read(ring, last=1).rows
+    except InputError:
+        return {}, 0.0
+    return (rows[-1], rows[-1]["when"] / 1e9) if rows else ({}, 0.0)
+
+
+def _latest(left: Mapping[tuple[Path, str], Left]) -> list[Left]:
+    heads = []
+    by_file: dict[Path, Left] = {}
+    for (folder, stem), one in left.items():
+        path = folder / stem
+        by_file[path] = one
+        meta = {"rank": str(one.who.rank), "job": one.who.job}
+        end = max(one.who.began, one.time) + _APART
+        heads.append(Head(path, meta, one.who.began, end))
+    runs = by_run(heads)
+    latest = [by_file[head.path] for head in runs[-1]] if runs else []
+    by_rank = {one.who.rank: one for one in sorted(latest, key=lambda one: one.who.began)}
+    return list(by_rank.values())
+
+
+def _precedence(one: Left) -> tuple[int, float, int]:
+    """Who is told of first: who ran out, who was killed, who failed of itself; then by rank."""
+    follows = "after" in one.document
+    if one.reason == "memory" and one.fatal:
+        return (1 if follows else 0), one.time, one.who.rank
+    if one.speechless:
+        return 2, one.time, one.who.rank
+    if one.fatal:
+        return (4 if follows else 3), one.time, one.who.rank
+    if one.reason == "memory":
+        return 5, one.time, one.who.rank
+    if one.reason == "request":
+        return 6, -one.memory, one.who.rank
+    return 7, 0.0, one.who.rank
+
+
+def _headline(first: Left, left: list[Left]) -> str:
+    if first.speechless:
+        return _without_a_word(first, left)
+    if first.reason == "request":
+        ranks = many(sum(bool(one.document) for one in left), "rank")
+        most = f"rank {first.who.rank} has most memory, {size(first.memory)}"
+        return f"snapshots of {ranks}; {most}"
+    return headline(first.document)
+
+
+def _without_a_word(first: Left, left: list[Left]) -> str:
+    text = f"rank {first.who.rank} left no word: it was killed outright"
+    if not first.sampled:
+        return f"{text}, as the kernel does when memory runs out"
+    stopped = max((one.time for one in left if one is not first and one.document), default=0.0)
+    before = f", {stopped - first.sampled:.1f} s before the others stopped" if stopped else ""
+    figures = [
+        f"{size(first.sample[name])} {words}"
+        for name, words in (
+            ("device_allocated_bytes", "on its device"),
+            ("device_headroom_bytes", "left there"),
+            ("host_rss_bytes", "resident"),
+            ("host_headroom_bytes", "left on the host"),
+        )
+        if name in first.sample
+    ]
+    at = f"step {first.sample['step']:,}" if "step" in first.sample else "no step"
+    return f"{text}; its last sample ({at}{before}): {', '.join(figures)}"
+
+
+def _table(left: list[Left]) -> list[str]:
+    lines = [f"{'rank':>6} {'stage':>5} {'step':>8} {'memory':>14}  end"]
+    for one in left[:_MOST_LINES]:
+        step = one.document.get("step") or one.sample.get("step") or ""
+        memory = size(one.memory) if one.memory else ""
+        shown = f"{one.who.rank:>6} {one.who.stage:>5} {step:>8} {memory:>14}"
+        lines.append(f"{shown}  {_ending(one)}")
+    if len(left) > _MOST_LINES:
+        lines.append(f"   … and {many(len(left) - _MOST_LINES, 'more rank')}")
+    missing = sorted(set(range(left[0].who.ranks)) - {one.who.rank for one in left})
+    if missing:
+        shown = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
+        lines.append(f"left nothing, having ended before or never begun: rank {shown}")
+    times = [one.time for one in left if one.time]
+    if times:
+        lines.append(f"last heard of at {datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M:%S}")
+    return lines
+
+
+def _ending(one: Left) -> str:
+    if one.speechless:
+        return "left no word"
+    if not one.document:
+        return "still running" if one.alive else "no snapshot"
+    told = one.document["headline"]
+    text = told.get("text", "")
+    kind = "" if one.document.get("whole") else " (a row)"
+    if one.reason == "memory":
+        end = "ran out of memory" if one.fatal else "ran out of memory, and went on"
+    elif one.reason == "told":
+        end = f"stopped after {text}" if text else "stopped after another rank"
+    elif one.reason == "request":
+        end = f"asked: {text}"
+    else:
+        end = text
+    end = end if len(end) <= 80 else end[:79] + "…"
+    return f"{end}{kind}"

@@ -1,0 +1,35 @@
+// LastWord: the snapshot that a rank can write without Python: who it is, the step, and what the
+// operating system, the devices' allocators and the ledger say. It is there in milliseconds, also
+// while another thread keeps the GIL; a fuller one may replace it.
+//
+// Threading: any method from any thread.
+#pragma once
+
+#include <mutex>
+#include <string>
+
+namespace tenure::telemetry {
+
+class LastWord {
+ public:
+  // `identity` is a JSON object with at least one member, which those of ours follow.
+  LastWord(std::string path, std::string identity);
+
+  // Writes the file whole or not at all; `headline` is JSON. False if it could not be written, or
+  // if what is there is to be kept.
+  bool write(const std::string& headline);
+
+  // What would be written.
+  std::string text(const std::string& headline) const;
+
+  // From now on what is there is more than this could tell.
+  void keep();
+
+ private:
+  const std::string path_;
+  const std::string identity_;
+  std::mutex mutex_;
+  bool kept_ = false;
+};
+
+}  // namespace tenure::telemetry

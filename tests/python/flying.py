@@ -1,0 +1,144 @@
+"""A job of real Gloo ranks with flight recorders, some of which come to grief.
+
+    with Job(tmp_path, "short", 4) as job:
+        job.wait()
+
+Run as a program this is one of the ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 180.0  # seconds for anything, on a machine that is busy with other tests
+VICTIM = 2
+
+
+class Job:
+    """Ranks as their parent sees them; none outlives the `with` block."""
+
+    def __init__(self, folder: Path, case: str, ranks: int) -> None:
+        import torch.distributed as dist
+
+        self.folder = folder / "run"
+        self.store = dist.TCPStore(
+            "127.0.0.1",
+            0,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=PATIENCE),
+        )
+        self.logs = [folder / f"rank-{rank}" for rank in range(ranks)]
+        self.ranks = []
+        environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        for rank in range(ranks):
+            command = [sys.executable, __file__, case, self.folder, self.store.port, rank, ranks]
+            with self.logs[rank].open("wb") as log:
+                self.ranks.append(
+                    subprocess.Popen(
+                        list(map(str, command)), stdout=log, stderr=log, env=environment
+                    )
+                )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.ranks:
+            process.kill()
+            process.wait()
+
+    def wait_for_key(self, *keys: str) -> None:
+        self.store.wait(list(keys), timedelta(seconds=PATIENCE))
+
+    def wait(self, *ranks: int) -> list[int]:
+        """The exit codes of these ranks, or of all."""
+        chosen = ranks or range(len(self.ranks))
+        return [self.ranks[rank].wait(PATIENCE) for rank in chosen]
+
+    def log(self, rank: int) -> str:
+        return self.logs[rank].read_text()
+
+    def snapshot(self, rank: int, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The rank's snapshot, once it is complete and as it is wanted."""
+        process = self.ranks[rank]
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            has_ended = process.poll() is not None  # asked first: what it wrote is there by then
+            for file in self.folder.glob(f"*-{rank}-{process.pid}-*.flight.json"):
+                found: dict[str, Any] = json.loads(file.read_text())
+                if "pending" not in found and wanted(found):
+                    return found
+            logs = "".join(map(self.log, range(len(self.ranks))))
+            assert not has_ended, f"rank {rank} ended without a snapshot\n{logs}"
+            assert time.monotonic() < deadline, f"no snapshot of rank {rank}\n{logs}"
+            time.sleep(0.02)
+
+
+# --- in the rank -----------------------------------------------------------------------------
+
+hoard: list[Any] = []
+
+
+def _run_short() -> None:
+    """Fills a list until the limit on the process's data is reached."""
+    import torch
+
+    status = Path("/proc/self/status").read_text()
+    used = int(status.split("VmData:")[1].split()[0]) * 1024
+    limit = used + (400 << 20)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    for _ in range(10):
+        hoard.append(torch.ones(4 << 20))  # noqa: PERF401  as programs do
+    torch.ones(250_000_000)
+
+
+def _handler(*_: object) -> None:
+    print("the program's own handler ran", flush=True)
+    sys.exit(7)
+
+
+def _main(case: str, folder: str, port: int, rank: int, ranks: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    import tenure
+    from tenure import _C
+    from tenure.telemetry.flight import FlightRecorder
+
+    if case == "handler":
+        signal.signal(signal.SIGTERM, _handler)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=PATIENCE))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    recorder = FlightRecorder(folder, rank, ranks, store=store, rows=lambda: [{"step": 41}])
+    recorder.start()
+    ring = _C.TelemetryRing(folder, host=socket.gethostname(), rank=rank, ranks=ranks)
+    ring.append(41, {"host_rss_bytes": 123_000_000, "host_headroom_bytes": 1_000_000})
+    held = torch.ones(1 << 20)
+    for _ in range(41):
+        tenure.step()
+    dist.barrier()
+    store.set(f"ready {rank}", "")
+    if rank == min(VICTIM, ranks - 1):  # the others are, or soon will be, inside the collective
+        store.wait([f"ready {other}" for other in range(ranks)])
+        if case == "short":
+            _run_short()
+        store.wait(["go"])
+    dist.all_reduce(held)
+    recorder.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))

@@ -1,0 +1,118 @@
+"""The flight recorder on real ranks: one runs out of memory, is killed or ended; all leave word."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from flying import VICTIM, Job
+from tenure.cli import app
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def first_screen(folder: Path) -> list[str]:
+    result = CliRunner().invoke(app, ["report", str(folder)])
+    assert result.exit_code == 0, result.output
+    return result.output.splitlines()
+
+
+def is_told(found: dict[str, Any]) -> bool:
+    return found["headline"]["reason"] == "told" and found["headline"]["text"] != ""
+
+
+def test_one_rank_runs_out_of_memory_while_the_others_are_in_a_collective(tmp_path: Path) -> None:
+    with Job(tmp_path, "short", 4) as job:
+        short = job.snapshot(VICTIM, lambda found: found["headline"]["reason"] == "memory")
+        others = [job.snapshot(rank, is_told) for rank in (0, 1, 3)]
+        codes = job.wait()
+        screen = first_screen(job.folder)
+
+    assert codes == [1, 1, 1, 1]
+    told = short["headline"]
+    assert told["asked"] == 1_000_000_000
+    assert 0 < told["over"] == told["asked"] - told["free"]
+    assert "ulimit -d" in told["limit"]
+    assert short["step"] == 41
+    top = short["holders"]["held"][0]
+    assert top["text"].startswith("hoard")
+    assert top["bytes"] >= 10 * (16 << 20)
+    assert top["site"].startswith("flying.py:")
+    assert "_run_short" in short["trace"][-1]
+    assert short["samples"] == [{"step": 41}]
+
+    assert [other["whole"] for other in others] == [True, False, False]
+    assert all(other["after"]["rank"] == VICTIM for other in others)
+
+    assert screen[0].startswith(
+        "rank 2 ran out of memory at step 41: it asked for 1,000.0 MB on cpu"
+    )
+    assert "more than the" in screen[0]
+    assert "hoard" in screen[1]
+    assert "kept at flying.py:" in screen[1]
+    assert "you tried to allocate 1000000000 bytes" in job.log(
+        VICTIM
+    )  # the program's own error is seen
+    assert [line.split()[0] for line in screen if line[:6].strip().isdigit()] == [
+        "2",
+        "0",
+        "1",
+        "3",
+    ]
+
+
+def test_a_live_job_is_asked_and_then_a_rank_is_killed(tmp_path: Path) -> None:
+    with Job(tmp_path, "wait", 4) as job:
+        job.wait_for_key(*(f"ready {rank}" for rank in range(4)))
+        asked = CliRunner().invoke(app, ["dump", str(job.folder), "--timeout", "180"])
+        assert asked.exit_code == 0, asked.output
+        assert len(asked.output.splitlines()) == 4
+        assert not list(job.folder.glob("dump.request*"))
+        assert "snapshots of 4 ranks" in first_screen(job.folder)[0]
+        assert [process.poll() for process in job.ranks] == [None] * 4
+
+        job.ranks[VICTIM].send_signal(signal.SIGKILL)
+        codes = job.wait()
+        screen = first_screen(job.folder)
+        gone = CliRunner().invoke(app, ["dump", str(job.folder)])
+
+    assert codes == [1, 1, -9, 1]
+    assert screen[0].startswith(
+        "rank 2 left no word: it was killed outright; its last sample (step 41"
+    )
+    assert "s before the others stopped): 123.0 MB resident, 1.0 MB left on the host" in screen[0]
+    assert gone.exit_code == 2
+    assert "no live job" in gone.output
+
+
+def test_sigterm_inside_a_collective_writes_and_then_ends_the_rank(tmp_path: Path) -> None:
+    with Job(tmp_path, "wait", 2) as job:
+        job.wait_for_key("ready 0", "ready 1")
+        job.ranks[0].send_signal(signal.SIGTERM)
+        ended = job.snapshot(0, lambda found: found["headline"]["reason"] == "signal")
+        job.snapshot(1, is_told)
+        assert job.wait(0) == [-15]
+        screen = first_screen(job.folder)
+    assert ended["whole"]
+    assert any("all_reduce" in frame for frame in ended["stacks"][0]["frames"])
+    assert screen[0] == "rank 0 was ended by SIGTERM at step 41"
+
+
+def test_sigterm_reaches_the_handler_that_was_there_when_the_collective_ends(
+    tmp_path: Path,
+) -> None:
+    with Job(tmp_path, "handler", 2) as job:
+        job.wait_for_key("ready 0", "ready 1")
+        job.ranks[0].send_signal(signal.SIGTERM)
+        job.snapshot(0, lambda found: found["headline"]["reason"] == "signal")
+        assert job.ranks[0].poll() is None
+        job.store.set("go", "")
+        assert job.wait(0) == [7]
+        assert "the program's own handler ran" in job.log(0)
