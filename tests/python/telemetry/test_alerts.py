@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,11 @@ def test_all_ranks_stop_at_the_same_step() -> None:
     assert [result[0] for result in results] == [8, 8, 8]
     assert {result[1] for result in results} == {results[0][1]}
     assert [result[2] for result in results] == [1, 1, 1]
+
+
+def test_the_page_lists_every_key_as_it_is() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/telemetry.md").read_text()
+    told = [
+        line for line in page.splitlines() if re.match(r"\| `\w+` \| (highest|lowest) \|", line)
+    ]
+    assert told == [f"| `{key.name}` | {key.extreme} | {key.help} |" for key in KEYS.values()]
