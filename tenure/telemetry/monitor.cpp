@@ -228,6 +228,9 @@ struct Monitor::State {
       changed.wait_for(lock, patience, [&] { return ended; });
     }
     thread = {};  // asks it to stop and joins
+    // Others that wait for this rank see that it has left.
+    board.reset();
+    reduction.reset();
   }
 };
 

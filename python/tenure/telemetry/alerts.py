@@ -111,6 +111,10 @@ class Alert:
         ):
             object.__setattr__(self, name, value)
 
+    def text(self) -> str:
+        """The rule and what it does, for other ranks to compare."""
+        return f"{self.rule}: {self.action if isinstance(self.action, str) else 'call'}"
+
     def broken_by(self, figures: Figures) -> tuple[str, Figure] | None:
         """The first figure that breaks the rule at this interval."""
         for key in self.keys:
@@ -131,10 +135,15 @@ def alerts_of(given: Sequence[AlertSpec] | AlertSpec) -> list[Alert]:
         and (given[1] in ("log", "stop") or callable(given[1]))
     )
     several = cast("Sequence[AlertSpec]", [given] if one_alone else given)
-    return [
-        one if isinstance(one, Alert) else Alert(*((one,) if isinstance(one, str) else one))
-        for one in several
-    ]
+    return [_alert(one) for one in several]
+
+
+def _alert(given: AlertSpec) -> Alert:
+    if isinstance(given, Alert):
+        return given
+    if isinstance(given, tuple) and len(given) == 2:
+        return Alert(*given)
+    return Alert(given)  # which says so, if it is none
 
 
 class Watch:

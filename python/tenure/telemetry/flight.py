@@ -117,7 +117,7 @@ class FlightRecorder:
         """
         self._rank, self._ranks = _within(rank, ranks, "rank")
         stage, stages = _within(stage, stages, "stage")
-        self._folder = Path(folder)
+        self._folder = Path(folder).absolute()  # the program may go elsewhere
         self._store, self._rows, self._figures = store, rows, figures
         self._leads = rank in (stage, stage * (ranks // stages)) if leads is None else leads
         self._signals = [_signal(one) for one in signals]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import socket
 from collections import defaultdict
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ class Meeting:
 def meet(
     group: dist.ProcessGroup | None,
     *,
-    every: int,
+    settings: dict[str, Any],
     stage: int,
     node: str | None = None,
     failure: str = "",
@@ -48,7 +49,7 @@ def meet(
 
     Args:
         group: The ranks; None: all, or this process alone where there are no groups.
-        every: Steps of an interval.
+        settings: What must be the same on all ranks, by name; JSON.
         stage: Of the pipeline.
         node: What ranks that are near each other have in common; None: the host's name.
         failure: Why this rank cannot take part: then none does, and all know.
@@ -72,10 +73,12 @@ def meet(
         return _alone(stage, failure)
     name = found.group_name
     _made[name] += 1
-    store = c10d.PrefixStore(f"tenure/monitor/{name}/{_made[name]}", c10d._get_default_store())
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = c10d.PrefixStore(
+        f"tenure/monitor/{attempt}/{name}/{_made[name]}", c10d._get_default_store()
+    )
     mine = {
-        "every": every,
-        "layout": _C.telemetry_layout(1, 1),
+        "settings": {"version of Tenure": _C.telemetry_layout(1, 1), **settings},
         "stage": stage,
         "node": node or socket.gethostname(),
         "failure": failure,
@@ -144,10 +147,12 @@ def _compared(everyone: list[dict[str, Any]]) -> dict[str, Any]:
     for rank, one in enumerate(everyone):
         if one["failure"]:
             return {"error": f"the monitor on rank {rank}: {one['failure']}"}
-    for key, what in (("layout", "version of Tenure"), ("every", "every")):
-        others = [rank for rank, one in enumerate(everyone) if one[key] != everyone[0][key]]
+    first = everyone[0]["settings"]
+    for what, wanted in first.items():
+        others = [rank for rank, one in enumerate(everyone) if one["settings"].get(what) != wanted]
         if others:
-            shown = f" ({everyone[others[0]][key]} and {everyone[0][key]})" * (key == "every")
+            theirs = everyone[others[0]]["settings"].get(what)
+            shown = f" ({theirs} and {wanted})" if len(str(theirs)) < 80 else ""
             return {
                 "error": f"the monitor on rank {', '.join(map(str, others[:8]))} is not like rank "
                 f"0's: {what} differs{shown}; make it in the same way on every rank"

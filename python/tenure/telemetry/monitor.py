@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,7 @@ from tenure import _C, clock
 from tenure.errors import InputError, MemoryAlert
 from tenure.inspect.coordinates import found_coordinates
 from tenure.telemetry import sinks as all_sinks
-from tenure.telemetry.alerts import Alert, AlertSpec, Watch, alerts_of
+from tenure.telemetry.alerts import Alert, AlertSpec, Broken, Watch, alerts_of
 from tenure.telemetry.compat import names_like
 from tenure.telemetry.feeding import Feeder
 from tenure.telemetry.figures import Figure, Figures
@@ -91,28 +91,31 @@ class Monitor:
         _node: str | None = None,
     ) -> None:
         """Waits until all ranks have made theirs."""
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise InputError(f"every is a number of steps, 1 or more, not {every!r}")
         stage = found_coordinates().get("stage", 0) if stage is None else stage
-        if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
-            raise InputError(f"stage is a number, 0 or more, not {stage!r}")
         grouped = dist.is_available() and dist.is_initialized()
         writes = writer == (dist.get_rank(group) if grouped else 0)
         made: list[all_sinks.Sink] = []
         rules: list[Alert] = []
         failure = ""
         try:
+            _need_number(every, 1, "every is a number of steps, 1 or more")
+            _need_number(stage, 0, "stage is a number, 0 or more")
             rules = alerts_of(alerts)
-            need_folder(Path(folder), "the monitor")
+            folder = need_folder(Path(folder).absolute(), "the monitor")
             names = None if compat is None else names_like(compat)
             if writes:
                 made = all_sinks.made(
-                    sinks, folder=Path(folder), run_name=run_name or Path.cwd().name, names=names
+                    sinks, folder=folder, run_name=run_name or Path.cwd().name, names=names
                 )
         except InputError as error:
             failure = str(error)  # the others wait for this rank: they are to know, too
         meeting = meet(
-            group, every=every, stage=stage, node=_node, failure=failure, timeout=timeout
+            group,
+            settings={"every": every, "writer": writer, "alerts": [one.text() for one in rules]},
+            stage=0 if failure else stage,
+            node=_node,
+            failure=failure,
+            timeout=timeout,
         )
         if not 0 <= writer < meeting.ranks:
             raise InputError(f"there is no rank {writer} to write: there are {meeting.ranks}")
@@ -122,6 +125,7 @@ class Monitor:
         reads = writes or any(rule.action != "log" for rule in rules)
         ring = _ring(folder, meeting, stage)
         self._monitor = _monitor(meeting, every, stage, reads, ring)
+        meeting.groups.clear()  # they end with the monitor, and others see that they do
         self._telling = _Telling(self._monitor, meeting, made, rules, writes)
         self._recorder = (
             self._record(folder, meeting, stage) if flight_recorder and may_record() else None
@@ -194,7 +198,7 @@ class Monitor:
         trace: TracebackType | None,
     ) -> None:
         """Closes it. What an error leaves behind is written down first."""
-        if error is not None and self._recorder is not None:
+        if isinstance(error, Exception) and self._recorder is not None:
             self._recorder.failed(error)
         self.close()
 
@@ -204,6 +208,11 @@ class Monitor:
         if now is None:
             return "<tenure.Monitor>"
         return f"<tenure.Monitor: step {now.step}, rank {now.peak_rank} of {now.ranks} has most>"
+
+
+def _need_number(value: object, least: int, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{what}, not {value!r}")
 
 
 def _ring(folder: str | Path, meeting: Meeting, stage: int) -> _C.TelemetryRing:
@@ -313,21 +322,24 @@ class _Telling:
         self._say(told)
         broken = self._watch.look(figures)
         figures = replace(figures, alerts=tuple(what.text for _, what in broken))
-        try:
-            for alert, what in broken:
-                if self._logs:
-                    _log.warning("%s", what.text)
-                if alert.action == "stop":
-                    self._stop = self._stop or (told.number, what.text)
-                elif callable(alert.action):
-                    alert.action(what)
-        except Exception:  # noqa: BLE001  a user's function; training goes on
-            _log.exception("an alert's function failed")
+        for alert, what in broken:
+            if self._logs:
+                _log.warning("%s", what.text)
+            if alert.action == "stop":
+                self._stop = self._stop or (told.number, what.text)
+            elif callable(alert.action):
+                self._call(alert.action, what)
         with self._changed:
             self._done = told.number
             self._changed.notify_all()
         self.latest = figures
         self.feeder.feed(figures)
+
+    def _call(self, function: Callable[[Broken], None], what: Broken) -> None:
+        try:
+            function(what)
+        except Exception:  # noqa: BLE001  a user's; training goes on
+            _log.exception("an alert's function failed")
 
     def _say(self, told: _C.Told) -> None:
         if told.lost and not self._said_lost:

@@ -16,7 +16,10 @@ _tell: Callable[[int, int, int], None] | None = None
 
 
 class Hooks:
-    """Calls a function with each exception that nothing caught, before what was there is called."""
+    """Calls a function with each exception that nothing caught, after what was there is called.
+
+    After, because a launcher may end the process while the function is at work.
+    """
 
     def __init__(self, failed: Callable[[BaseException], object]) -> None:
         """Puts the hooks in place. `failed` must not raise."""
@@ -38,17 +41,17 @@ class Hooks:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         try:
+            self._before(kind, error, trace)
+        finally:
             if not issubclass(kind, KeyboardInterrupt):
                 self._failed(error)
-        finally:
-            self._before(kind, error, trace)
 
     def _hook_in_thread(self, args: threading.ExceptHookArgs) -> None:
         try:
+            self._before_in_thread(args)
+        finally:
             if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
                 self._failed(args.exc_value)
-        finally:
-            self._before_in_thread(args)
 
 
 def observe_cuda(tell: Callable[[int, int, int], None] | None) -> None:

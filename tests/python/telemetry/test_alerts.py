@@ -134,10 +134,14 @@ def test_a_function_that_fails_does_not_end_the_monitor(
 
     seen: list[Figures] = []
     with tenure.Monitor(
-        sinks=[seen.append], every=1, alerts=[("rss > 1 MiB", fail)], folder=tmp_path
+        sinks=[seen.append],
+        every=1,
+        alerts=[("rss > 1 MiB", fail), ("rss > 1 MiB", "stop")],
+        folder=tmp_path,
     ) as monitor:
         monitor.step()
-        monitor.step()
+        with pytest.raises(tenure.MemoryAlert):
+            monitor.step()
     assert len(seen) == 2
     assert "alert's function failed" in caplog.text
 

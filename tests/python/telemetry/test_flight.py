@@ -275,7 +275,7 @@ def test_a_broken_recorder_does_not_hide_the_programs_error(tmp_path: Path) -> N
         1,
     )
     assert "flight recorder: a snapshot is missing" in said
-    assert said.rstrip().endswith("ValueError: the program's own")
+    assert "\nValueError: the program's own\n" in said
 
 
 def test_a_program_that_ends_well_leaves_and_says_nothing(tmp_path: Path) -> None:

@@ -145,18 +145,31 @@ def test_intervals_are_every_so_many_steps() -> None:
 # --- ranks that differ, leave, or are late ----------------------------------------------------
 
 
-def another_layout(rank: int, _world_size: int) -> str:
-    try:
-        scratch_monitor(every=5 if rank == 2 else 10, timeout=30)
-    except tenure.InputError as error:
-        return str(error)
-    return ""
+DIFFERENT: list[tuple[dict[str, Any], str]] = [
+    ({"every": 5}, "rank 2 is not like rank 0's: every differs (5 and 10)"),
+    ({"writer": 2}, "rank 2 is not like rank 0's: writer differs (2 and 0)"),
+    ({"alerts": [("rss > 1 TB", "stop")]}, "rank 2 is not like rank 0's: alerts differs"),
+    ({"every": 0}, "the monitor on rank 2: every is a number of steps, 1 or more, not 0"),
+    ({"alerts": [3]}, "the monitor on rank 2: 3 is no alert rule"),
+]
+
+
+def another_layout(rank: int, _world_size: int) -> list[str]:
+    """One after the other: a refusal leaves ranks in step for the next."""
+    said = []
+    for differs, _ in DIFFERENT:
+        try:
+            scratch_monitor(**(differs if rank == 2 else {}), timeout=30)
+        except tenure.InputError as error:
+            said.append(str(error))
+    return said
 
 
 def test_a_rank_with_another_configuration_is_named_on_all_ranks() -> None:
     results = run_ranks(another_layout, 4)
-    assert len(set(results)) == 1
-    assert "rank 2 is not like rank 0's: every differs (5 and 10)" in results[0]
+    assert results == [results[0]] * 4
+    for said, (_, expected) in zip(results[0], DIFFERENT, strict=True):
+        assert expected in said
 
 
 def bad_sink_on_the_writer(_rank: int, _world_size: int) -> str:
@@ -192,7 +205,8 @@ def test_a_rank_without_a_monitor_is_named() -> None:
 
 def one_leaves(rank: int, _world_size: int) -> Any:
     seen: list[Figures] = []
-    monitor = scratch_monitor(sinks=[seen.append], every=1)
+    # With a rule that may stop it, a step waits for the interval before.
+    monitor = scratch_monitor(sinks=[seen.append], every=1, alerts=[("growth > 1 TB/step", "stop")])
     for _ in range(3):
         monitor.step()
     dist.barrier()
@@ -204,7 +218,9 @@ def one_leaves(rank: int, _world_size: int) -> Any:
         for _ in range(3):
             monitor.step()
         monitor.close(30)
-    return time.monotonic() - begin, [(one.step, one.world["host_rss_bytes"].rank) for one in seen]
+    took = time.monotonic() - begin
+    dist.barrier()  # until here the one that left lives
+    return took, [(one.step, one.world["host_rss_bytes"].rank) for one in seen]
 
 
 def test_a_rank_that_leaves_costs_the_others_its_figures_and_nothing_else() -> None:
@@ -363,6 +379,18 @@ def test_two_threads_are_refused(tmp_path: Path) -> None:
         thread.start()
         thread.join()
     assert "two threads" in str(errors[0])
+
+
+def test_a_program_may_go_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with tenure.Monitor(sinks=["jsonl"], every=1, folder="run") as monitor:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        monitor.step()
+        assert monitor._recorder is not None
+        snapshot = monitor._recorder.dump("to see where it goes")
+    assert snapshot.parent == tmp_path / "run"
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_closed_monitor_says_so(tmp_path: Path) -> None:
