@@ -170,9 +170,9 @@ struct Monitor::State {
   // The figures of all ranks. False: asked to stop.
   bool together(Told& out, const std::stop_token& stop) {
     const bool shows =
-        board && options.rows_every != 0 && number % options.rows_every == 1 % options.rows_every;
+        options.rows_every != 0 && number % options.rows_every == 1 % options.rows_every;
     if (shows) {
-      board->post(out.own);
+      on_board([&](Board& rows) { rows.post(out.own); });
     }
     const bool done = reduction->reduce(words, stop);
     collectives = reduction->collectives();
@@ -181,19 +181,31 @@ struct Monitor::State {
     }
     out.found = read_words({words.const_data_ptr<int64_t>(), static_cast<size_t>(words.numel())});
     out.peak_rank = peak_rank(out.found);
-    if (!board) {
-      return true;
-    }
-    board->tidy();
-    if (out.peak_rank == options.rank) {
-      board->post_peak(number, out.own);
-    } else if (options.reads) {
-      out.peak_row = board->peak(number, options.patience);
-    }
-    if (shows && options.reads) {
-      out.rows = board->all();
-    }
+    on_board([&](Board& rows) {
+      rows.tidy();
+      if (out.peak_rank == options.rank) {
+        rows.post_peak(number, out.own);
+      } else if (options.reads) {
+        out.peak_row = rows.peak(number, options.patience);
+      }
+      if (shows && options.reads) {
+        out.rows = rows.all();
+      }
+    });
     return true;
+  }
+
+  // A store that fails costs rows and nothing else.
+  template <class Act>
+  void on_board(Act act) {
+    if (!board) {
+      return;
+    }
+    try {
+      act(*board);
+    } catch (const std::exception&) {
+      board.reset();
+    }
   }
 
   void remember(const Row& row) {

@@ -323,12 +323,12 @@ class _Telling:
         broken = self._watch.look(figures)
         figures = replace(figures, alerts=tuple(what.text for _, what in broken))
         for alert, what in broken:
-            if self._logs:
-                _log.warning("%s", what.text)
-            if alert.action == "stop":
-                self._stop = self._stop or (told.number, what.text)
-            elif callable(alert.action):
+            if callable(alert.action):
                 self._call(alert.action, what)
+            elif alert.action == "stop":
+                self._stop = self._stop or (told.number, what.text)
+            elif self._logs:
+                _log.warning("%s", what.text)
         with self._changed:
             self._done = told.number
             self._changed.notify_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import uuid
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -25,7 +27,13 @@ from tenure.training.telling import tell_failure, tell_stopped
 __all__ = ["launch"]
 
 _LOOPBACK = "lo"
-_STOPPING = 30  # seconds that ranks have to end a step and to save, once they are asked to stop
+# What torch 2.11 does not know and does so by itself: how many seconds ranks have to end a step and
+# to save, once they are asked to stop, and which signals are its own. SIGTERM is handled here.
+_NEWER: dict[str, Any] = {
+    "shutdown_timeout": 30,
+    "signals_to_handle": "SIGINT,SIGHUP,SIGQUIT",
+}
+_KNOWN = {field.name for field in dataclasses.fields(LaunchConfig)}
 
 
 class _Terminated(SignalException):
@@ -53,8 +61,7 @@ def launch(plan: Plan) -> int:
         max_restarts=plan.restarts,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder.logs), redirects=Std.ERR),
-        shutdown_timeout=_STOPPING,
-        signals_to_handle="SIGINT,SIGHUP,SIGQUIT",  # and SIGTERM here
+        **{name: value for name, value in _NEWER.items() if name in _KNOWN},
     )
     # -P: nothing of the current folder is imported by accident.
     command = ("-P", "-m", "tenure.training.rank", str(folder.plan))

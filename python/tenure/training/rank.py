@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -101,10 +102,17 @@ class Speaker(Listener):
     """What the loop calls on rank 0: shows and writes down what there is."""
 
     def __init__(
-        self, stop: Stop, monitor: Monitor, plan: Plan, display: Display, folder: Folder
+        self,
+        stop: Stop,
+        monitor: Monitor,
+        alerts: deque[str],
+        plan: Plan,
+        display: Display,
+        folder: Folder,
     ) -> None:
         """Makes the files unless they are there."""
         super().__init__(stop, monitor)
+        self._alerts = alerts
         self._plan = plan
         self.display = display
         self.metrics = Metrics(folder.metrics)
@@ -120,6 +128,10 @@ class Speaker(Listener):
         self.metrics.write("step", report["step"], **told)
         if report["step"] % self._every == 0:
             self.log(f"step {report['step']}  {figures(report)}")
+        while self._alerts:
+            alert = f"alert: {self._alerts.popleft()}"
+            self.display.say(alert)
+            self.log(alert)
         return super().stepped(report)
 
     def evaluated(self, step: int, loss: float) -> None:
@@ -168,7 +180,8 @@ def run(
     with ExitStack() as at_end:
         groups = at_end.enter_context(connected(plan, world, device))
         coordinates(stage=world.rank // plan.dp, dp=world.rank % plan.dp)
-        monitor = at_end.enter_context(_monitor(plan, folder))
+        alerts: deque[str] = deque()
+        monitor = at_end.enter_context(_monitor(plan, folder, alerts))
         session = None
         if plan.observe:
             session = watch(folder.recordings, level=plan.observe, quiet=True)
@@ -182,7 +195,7 @@ def run(
         history = None
         terminal = Terminal(lambda why: remark(_lost_text(folder, why)))
         if world.rank == 0:
-            speaker = Speaker(stop, monitor, plan, Display(plan, terminal), folder)
+            speaker = Speaker(stop, monitor, alerts, plan, Display(plan, terminal), folder)
             history = _speak(trainer, speaker, plan, processes)
         else:
             trainer.run(Listener(stop, monitor))
@@ -195,12 +208,12 @@ def run(
         return stop.asked
 
 
-def _monitor(plan: Plan, folder: Folder) -> Monitor:
-    """For `tenure top` and loggers. How ranks fail is told by the run itself."""
+def _monitor(plan: Plan, folder: Folder, alerts: deque[str]) -> Monitor:
+    """For `tenure top`, loggers and alerts. How ranks fail is told by the run itself."""
     return Monitor(
         sinks=list(plan.sinks),
         every=1 if plan.steps < 1000 else 10,
-        alerts=plan.alerts,
+        alerts=[(rule, lambda broken: alerts.append(broken.text)) for rule in plan.alerts],
         folder=folder.memory,
         flight_recorder=False,
         timeout=plan.timeout,

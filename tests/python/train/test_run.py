@@ -86,7 +86,17 @@ def pid_of(out: Path, rank: int) -> int:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A run on two ranks, to its end: its folder, and what it printed."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    return out, trained(out, *SPLIT)
+    return out, trained(out, *SPLIT, "--sinks", "jsonl", "--alerts", "rss > 1 MiB")
+
+
+def test_memory_is_monitored(whole: tuple[Path, str]) -> None:
+    out, shown = whole
+    (alert,) = (line for line in shown.splitlines() if line.startswith("alert: "))
+    assert re.match(r"alert: host_rss_bytes is .* on rank [01], above 1 MiB", alert)
+    assert len((out / "memory/memory.jsonl").read_text().splitlines()) == STEPS
+    top = CliRunner().invoke(app, ["top", str(out), "--once"])
+    assert top.exit_code == 0
+    assert "2 ranks: 2 ended; step 60" in top.output
 
 
 def test_the_model_learns(whole: tuple[Path, str]) -> None:
