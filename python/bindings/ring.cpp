@@ -2,8 +2,6 @@
 #include <tenure/telemetry/ring.h>
 
 #include "telemetry.h"
-#include <tenure/core/error.h>
-#include <tenure/core/text.h>
 
 #include <pybind11/stl.h>
 
@@ -26,16 +24,9 @@ int64_t now() {
 
 void append(telemetry::Ring& ring, uint64_t step, const std::map<std::string, int64_t>& figures,
             std::optional<int64_t> when) {
-  telemetry::Row row;
+  auto row = row_of(figures);
   row.step = step;
   row.when = when.value_or(now());
-  for (const auto& [name, value] : figures) {
-    const auto key = telemetry::key_named(name);
-    if (!key) {
-      throw tenure::InputError(tenure::text("there is no figure '", name, "'"));
-    }
-    row.set(*key, value);
-  }
   ring.append(row);
 }
 

@@ -35,19 +35,6 @@ py::dict figures_of(const telemetry::Row& row) {
   return out;
 }
 
-telemetry::Row row_of(uint64_t step, const py::dict& figures) {
-  telemetry::Row out;
-  out.step = step;
-  for (const auto& [name, value] : figures) {
-    const auto key = telemetry::key_named(name.cast<std::string>());
-    if (!key) {
-      throw tenure::InputError(tenure::text("there is no figure ", name.cast<std::string>()));
-    }
-    out.set(*key, value.cast<int64_t>());
-  }
-  return out;
-}
-
 // For all ranks, then for each stage: (value, rank) by name.
 py::list slots_of(const std::vector<std::optional<telemetry::Found>>& found) {
   py::list out;
@@ -158,6 +145,18 @@ void bind_monitor(py::module_& m) {
 
 }  // namespace
 
+telemetry::Row row_of(const std::map<std::string, int64_t>& figures) {
+  telemetry::Row out;
+  for (const auto& [name, value] : figures) {
+    const auto key = telemetry::key_named(name);
+    if (!key) {
+      throw tenure::InputError(tenure::text("there is no figure '", name, "'"));
+    }
+    out.set(*key, value);
+  }
+  return out;
+}
+
 void bind_telemetry(py::module_& m) {
   bind_told(m);
   bind_monitor(m);
@@ -174,14 +173,14 @@ void bind_telemetry(py::module_& m) {
         return out;
       },
       "(name, unit, which of all ranks' is told, signed, help) of each figure, in order.");
-  m.def("telemetry_layout", &telemetry::layout_text, py::arg("stages"), py::arg("every"),
-        "What ranks must agree on.");
+  m.def("telemetry_layout", &telemetry::layout_text, "What ranks must agree on.");
   m.attr("telemetry_most_members") = telemetry::kMostMembers;
   m.def(
       "telemetry_words",
-      [](const py::dict& figures, uint32_t rank, uint32_t stage, uint32_t stages) {
+      [](const std::map<std::string, int64_t>& figures, uint32_t rank, uint32_t stage,
+         uint32_t stages) {
         std::vector<int64_t> words(telemetry::words_of(stages));
-        telemetry::write_words(row_of(0, figures), rank, stage, words);
+        telemetry::write_words(row_of(figures), rank, stage, words);
         return words;
       },
       py::arg("figures"), py::arg("rank"), py::arg("stage"), py::arg("stages"),

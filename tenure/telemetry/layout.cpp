@@ -24,8 +24,8 @@ std::vector<std::optional<Found>> read_words(std::span<const int64_t> words) {
   return out;
 }
 
-std::string layout_text(uint32_t stages, uint64_t every) {
-  std::string out = text("tenure telemetry 1, every ", every, " steps, ", stages, " stages:");
+std::string layout_text() {
+  std::string out = "tenure telemetry 1:";
   for (const auto& key : keys()) {
     out += text(" ", key.name, key.extreme == Extreme::lowest ? "<" : ">",
                 key.is_signed ? "signed" : "");

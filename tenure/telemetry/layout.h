@@ -26,7 +26,7 @@ void write_words(const Row& row, uint32_t rank, uint32_t stage, std::span<int64_
 std::vector<std::optional<Found>> read_words(std::span<const int64_t> words);
 
 // All that ranks must agree on to understand each other's words.
-std::string layout_text(uint32_t stages, uint64_t every);
+std::string layout_text();
 
 // The rank whose memory is highest: on devices if any rank has one, else on hosts. Zero if no rank
 // said anything. `found` is what read_words returned.

@@ -1,4 +1,4 @@
-"""What every Python test may use: the helpers in this folder, and the fixture `fake`."""
+"""What every Python test may use: the helpers in this folder, and two fixtures."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+from browsing import browser
 from fake_process import fake, pytest_configure, pytest_runtest_protocol
 
 # The files that take long, longest first, so that no worker is left with one of them at the end.
@@ -50,4 +51,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
-__all__ = ["fake", "pytest_configure", "pytest_runtest_protocol"]
+__all__ = ["browser", "fake", "pytest_configure", "pytest_runtest_protocol"]

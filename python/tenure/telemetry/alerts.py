@@ -10,6 +10,8 @@ from typing import Literal, cast
 
 from tenure.errors import InputError
 from tenure.telemetry.figures import Figure, Figures
+from tenure.telemetry.keys import KEYS
+from tenure.telemetry.words import value_text
 
 __all__ = ["Alert", "AlertSpec", "Broken", "Watch", "alerts_of"]
 
@@ -174,8 +176,6 @@ class Watch:
 
 def _meant(rule: str, name: str, number: float, unit: str) -> tuple[tuple[str, ...], float]:
     """The keys that a name means, and the limit in their unit."""
-    from tenure.telemetry.keys import KEYS
-
     names = _SHORT.get(name, (name,))
     if unit == "%":
         keys = tuple(f"{one.removesuffix('_permille')}_permille" for one in names)
@@ -199,8 +199,6 @@ def _meant(rule: str, name: str, number: float, unit: str) -> tuple[tuple[str, .
 
 
 def _told(alert: Alert, key: str, figure: Figure, step: int) -> Broken:
-    from tenure.telemetry.words import value_text
-
     how = "below" if alert.sign.startswith("<") else "above"
     lasting = f" for {alert.steps} steps" if alert.steps else ""
     text = (

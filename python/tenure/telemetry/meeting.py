@@ -78,7 +78,7 @@ def meet(
         f"tenure/monitor/{attempt}/{name}/{_made[name]}", c10d._get_default_store()
     )
     mine = {
-        "settings": {"version of Tenure": _C.telemetry_layout(1, 1), **settings},
+        "settings": {"version of Tenure": _C.telemetry_layout(), **settings},
         "stage": stage,
         "node": node or socket.gethostname(),
         "failure": failure,

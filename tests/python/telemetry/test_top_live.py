@@ -125,19 +125,6 @@ def page_of(folder: Path) -> Iterator[str]:
         assert served.wait(timeout=PATIENCE_S) == 0
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="the page needs a browser")
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        pytest.skip("the page needs chromium: apt-get install chromium")
-    with api.sync_playwright() as playwright:
-        options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        started = playwright.chromium.launch(executable_path=program, args=options)
-        yield started
-        started.close()
-
-
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
 def test_a_page_follows(browser: Any, job: Job, width: int, scheme: str) -> None:
     pytest.importorskip("uvicorn", reason="the page needs the extra `web`")
