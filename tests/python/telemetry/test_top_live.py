@@ -88,8 +88,8 @@ def test_it_follows_in_a_terminal(job: Job) -> None:
         shows("^no rank has written to .* yet: waiting for a tenure.Monitor there")
         for rank in range(4):
             job.tell(f"start {rank} 0")
-        text = shows(r"^4 ranks: 4 running; step ")
-        assert re.search(r"^rank 3 \(stage 1, node<b>7\) will be out of memory in about", text)
+        text = shows(r"^rank 3 \(stage 1, node<b>7\) will be out of memory in about")
+        assert re.search(r"^4 ranks: 4 running; step ", text, re.MULTILINE)
         row = r"^ +3 +running +1 +trainer +node<b>7 .* \+1.0 MiB .* optimizer 200.0 MiB, "
         assert re.search(row, text, re.MULTILINE)
         before = int(re.search(r"; step [\d,]+ to ([\d,]+)", text)[1])  # type: ignore[index]
