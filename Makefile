@@ -7,8 +7,10 @@
 # PYTHON  the Python that .venv is made with
 # TORCH   a torch version for .venv, or "system": the torch that PYTHON already has.
 #         A choice lasts until another is made.
+# SECONDS for how long each fuzzer runs
 PYTHON ?=
 TORCH ?=
+SECONDS ?= 60
 JOBS ?= $(shell nproc)
 
 BIN := .venv/bin
@@ -17,7 +19,7 @@ STAMP := .venv/setup.stamp
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test test-integrations soak lint format bench asan tsan wheel clean FORCE
+.PHONY: help setup build run test test-integrations soak fuzz lint format bench asan tsan wheel clean FORCE
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 19
@@ -47,7 +49,11 @@ test-integrations: build ## tests beside TRL with all that it brings, in an envi
 	@scripts/test-integrations
 
 soak: build ## what `make test` does in short, at full length
-	TENURE_HEALTHY_RUNS=200 $(BIN)/python -m pytest tests/python/inspect/test_many.py
+	TENURE_HEALTHY_RUNS=200 TENURE_STORE_STEPS=500 $(BIN)/python -m pytest \
+	  tests/python/inspect/test_many.py tests/python/store/test_seed_000.py
+
+fuzz: ## look for inputs that the store's parsers take wrongly; SECONDS=60 for each
+	@scripts/fuzz $(SECONDS)
 
 lint: build ## clang-format, clang-tidy, ruff, mypy
 	@scripts/lint

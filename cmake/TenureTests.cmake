@@ -27,7 +27,7 @@ endfunction()
 
 # Folders whose many small cases leave nothing behind, and run in one process: starting one takes
 # longer than they do.
-set(TENURE_TESTS_AT_ONCE pipeline train)
+set(TENURE_TESTS_AT_ONCE pipeline store train)
 
 function(tenure_add_tests folder)
   file(GLOB sources CONFIGURE_DEPENDS tests/cpp/${folder}/*.cpp)
@@ -74,6 +74,10 @@ foreach(folder IN LISTS folders)
     tenure_add_tests(${folder})
   endif()
 endforeach()
+if(TARGET tenure_store_tests)
+  target_compile_definitions(
+    tenure_store_tests PRIVATE TENURE_FUZZ_CORPUS="${PROJECT_SOURCE_DIR}/tests/fuzz/corpus")
+endif()
 if(NOT TENURE_SANITIZE)
   tenure_add_torch_free_tests(tenure_concurrency_tsan -fsanitize=thread)
   tenure_register_tests(tenure_concurrency_tsan TEST_PREFIX tsan.)

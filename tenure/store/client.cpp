@@ -1,0 +1,293 @@
+#include <tenure/store/client.h>
+
+#include <tenure/core/error.h>
+#include <tenure/core/fork.h>
+#include <tenure/core/text.h>
+#include <tenure/store/connections.h>
+#include <tenure/store/errors.h>
+#include <tenure/store/exchange.h>
+#include <tenure/store/fetching.h>
+#include <tenure/store/notices.h>
+#include <tenure/store/requesting.h>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <utility>
+
+namespace tenure::store {
+namespace {
+
+constexpr std::chrono::milliseconds kLastWords{500};
+
+ClientOptions checked(ClientOptions options) {
+  check_job(options.job);
+  check_member(options.self);
+  return options;
+}
+
+[[noreturn]] void throw_refused(const Handle& handle, const Fetching::Refused& refused) {
+  const std::string sentence = text(handle_text(handle), " cannot be fetched: ", refused.why);
+  switch (refused.kind) {
+    case RefusalKind::stale:
+      throw StaleHandle(sentence);
+    case RefusalKind::not_yours:
+      throw AccessRefused(sentence);
+    case RefusalKind::bad_input:
+      throw InputError(sentence);
+    case RefusalKind::budget:
+      throw BudgetError(sentence);
+    default:
+      throw Error(sentence);
+  }
+}
+
+}  // namespace
+
+struct Client::State {
+  explicit State(ClientOptions chosen)
+      : options(checked(std::move(chosen))),
+        connections({.job = options.job,
+                     .secret = options.secret,
+                     .tls = options.tls ? tls_context(*options.tls) : nullptr},
+                    options.self),
+        notices(connections,
+                {.scope_closed = options.scope_closed, .owner_lost = options.owner_lost}) {}
+
+  void check_process() const;
+  void check(const Handle& handle) const;
+  [[nodiscard]] Route route_to(const std::shared_ptr<const Origin>& origin, Over over) const;
+  void hear_from(const Route& route, Deadline deadline);
+  void tell_fetched(std::span<const Want> wants);
+
+  ClientOptions options;
+  Host host = this_host();
+  uint32_t generation = fork_generation();
+  Connections connections;
+  Notices notices;
+};
+
+void Client::State::check_process() const {
+  if (generation != fork_generation()) {
+    throw Error(
+        "this process was forked from the one that joined the store, whose connections it cannot "
+        "use; join the store in it");
+  }
+}
+
+void Client::State::check(const Handle& handle) const {
+  if (!handle.origin) {
+    throw InputError("a handle without an origin cannot be used");
+  }
+  if (handle.origin->job != options.job) {
+    throw AccessRefused(text(handle_text(handle), " belongs to job ", handle.origin->job,
+                             ", and this process to job ", options.job));
+  }
+  if (!handle.stored()) {
+    throw StaleHandle(text(handle_text(handle), " was never stored: ", handle.unstored));
+  }
+}
+
+Route Client::State::route_to(const std::shared_ptr<const Origin>& origin, Over over) const {
+  if (over == Over::best && !origin->path.empty() && origin->host == host) {
+    return {origin, Wire::local};
+  }
+  if (origin->address.empty()) {
+    throw OwnerLost(text(member_text(origin->owner), " cannot be reached from here: it listens on ",
+                         "no TCP address; have it listen, which needs the job's secret"));
+  }
+  return {origin, Wire::tcp};
+}
+
+// Before the first fetch, so that no close of a scope can be missed after it.
+void Client::State::hear_from(const Route& route, Deadline deadline) {
+  if (!notices.has(route.owner())) {
+    notices.keep(route, connections.connect(route, Purpose::notices, deadline));
+  }
+}
+
+void Client::State::tell_fetched(std::span<const Want> wants) {
+  std::map<uint64_t, std::vector<ObjectId>> told;
+  for (const Want& want : wants) {
+    if (!want.more) {
+      told[want.handle->origin->owner.incarnation].push_back(want.handle->id);
+    }
+  }
+  for (const auto& [owner, ids] : told) {
+    notices.fetched(owner, ids);
+  }
+}
+
+Client::Client(ClientOptions options) : state_(std::make_shared<State>(std::move(options))) {}
+
+Client::~Client() {
+  if (state_->generation != fork_generation()) {
+    // The parent's: its thread is not here. What it used stays as it is.
+    // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new): without memory there is no going on
+    static auto* const parents = new std::vector<std::shared_ptr<State>>();
+    parents->push_back(state_);
+    return;
+  }
+  state_->notices.stop(kLastWords);
+  // Mappings may keep the rest alive.
+  state_->connections.forget_all();
+}
+
+std::vector<Got> Client::get(std::span<const Want> wants, Deadline deadline,
+                             const std::function<std::byte*(size_t want, uint64_t bytes)>& memory) {
+  state_->check_process();
+  std::vector<Got> gots(wants.size());
+  const Fetching::Call call{
+      .wants = wants,
+      .gots = gots,
+      .memory = memory,
+      .unmapped = [state = state_](const Handle& handle) -> std::function<void()> {
+        return [state, owner = handle.origin->owner.incarnation, id = handle.id] {
+          if (state->generation == fork_generation()) {
+            state->notices.unmapped(owner, id);
+          }
+        };
+      }};
+  std::map<std::pair<uint64_t, Wire>, std::unique_ptr<Fetching>> by_owner;
+  Fetching* last = nullptr;
+  for (size_t i = 0; i < wants.size(); ++i) {
+    const Want& want = wants[i];
+    if (want.handle == nullptr) {
+      throw InputError("a want without a handle cannot be fetched");
+    }
+    state_->check(*want.handle);
+    const Route route = state_->route_to(want.handle->origin, want.over);
+    if (last == nullptr || last->route().owner() != route.owner() ||
+        last->route().wire != route.wire) {
+      auto& fetching = by_owner[{route.owner(), route.wire}];
+      if (!fetching) {
+        fetching = std::make_unique<Fetching>(route, call);
+      }
+      last = fetching.get();
+    }
+    last->add(i);
+  }
+  std::vector<Exchange*> exchanges;
+  for (const auto& [key, fetching] : by_owner) {
+    state_->hear_from(fetching->route(), deadline);
+    fetching->begin(state_->connections.take(fetching->route(), deadline));
+    exchanges.push_back(fetching.get());
+  }
+  Round(state_->connections, deadline).run(exchanges);
+  std::vector<Fetching::Refused> refused;
+  for (const auto& [key, fetching] : by_owner) {
+    state_->connections.give_back(fetching->route(), fetching->end());
+    refused.insert(refused.end(), fetching->refused().begin(), fetching->refused().end());
+  }
+  if (!refused.empty()) {
+    const auto& first = *std::ranges::min_element(refused, {}, &Fetching::Refused::want);
+    throw_refused(*wants[first.want].handle, first);
+  }
+  state_->tell_fetched(wants);
+  return gots;
+}
+
+Client::FreeAnswer Client::free(std::span<const Handle> handles, Deadline deadline) {
+  state_->check_process();
+  std::map<uint64_t, std::pair<Route, std::vector<ObjectId>>> by_owner;
+  FreeAnswer answer;
+  Requests requests(state_->connections, deadline);
+  for (const Handle& handle : handles) {
+    if (!handle.origin) {
+      throw InputError("a handle without an origin cannot be freed");
+    }
+    if (!handle.stored()) {
+      continue;
+    }
+    state_->check(handle);
+    const uint64_t owner = handle.origin->owner.incarnation;
+    const auto found = by_owner.find(owner);
+    if (found != by_owner.end()) {
+      found->second.second.push_back(handle.id);
+      continue;
+    }
+    try {
+      by_owner.emplace(
+          owner, std::pair(state_->route_to(handle.origin, Over::best), std::vector{handle.id}));
+    } catch (const OwnerLost& lost) {
+      answer.unreached.push_back(
+          {.owner = handle.origin->owner, .why = lost.what(), .gone = false});
+    }
+  }
+  for (const auto& [owner, asked] : by_owner) {
+    const auto& [route, ids] = asked;
+    auto& requesting = requests.add(route, MessageKind::freed);
+    for (size_t first = 0; first < ids.size(); first += kMostWishes) {
+      const auto begin = ids.begin() + static_cast<ptrdiff_t>(first);
+      const auto count = static_cast<ptrdiff_t>(std::min(kMostWishes, ids.size() - first));
+      requesting.ask(MessageKind::free, encode(Ids{.ids = {begin, begin + count}}));
+    }
+  }
+  requests.run();
+  for (const auto& requesting : requests.all()) {
+    for (const auto& body : requesting->answers()) {
+      answer.freed += decode_freed(body).count;
+    }
+  }
+  answer.unreached.insert(answer.unreached.end(), requests.unreached().begin(),
+                          requests.unreached().end());
+  return answer;
+}
+
+Client::CloseAnswer Client::close(const ScopeName& scope,
+                                  std::span<const std::shared_ptr<const Origin>> origins,
+                                  Deadline deadline) {
+  state_->check_process();
+  check_scope(scope);
+  CloseAnswer answer;
+  Requests requests(state_->connections, deadline);
+  for (const auto& origin : origins) {
+    try {
+      requests.add(state_->route_to(origin, Over::best), MessageKind::closed)
+          .ask(MessageKind::close, encode(Close{scope}));
+    } catch (const OwnerLost& lost) {
+      answer.unreached.push_back({.owner = origin->owner, .why = lost.what(), .gone = false});
+    }
+  }
+  requests.run();
+  for (const auto& requesting : requests.all()) {
+    for (const auto& body : requesting->answers()) {
+      answer.closed.emplace_back(requesting->route().origin->owner, decode_closed(body));
+    }
+  }
+  answer.unreached.insert(answer.unreached.end(), requests.unreached().begin(),
+                          requests.unreached().end());
+  return answer;
+}
+
+bool Client::same(const Handle& handle, const std::array<std::byte, 16>& fingerprint,
+                  Deadline deadline) {
+  state_->check_process();
+  state_->check(handle);
+  Requesting requesting(state_->route_to(handle.origin, Over::best), MessageKind::freed);
+  requesting.ask(MessageKind::same, encode(Same{.id = handle.id, .fingerprint = fingerprint}));
+  requesting.begin(state_->connections.take(requesting.route(), deadline));
+  Exchange* const exchange = &requesting;
+  Round(state_->connections, deadline).run({&exchange, 1});
+  state_->connections.give_back(requesting.route(), requesting.end());
+  return decode_freed(requesting.answers().front()).count == 1;
+}
+
+TextAnswer Client::ask(const std::string& socket, const Ask& question, Deadline deadline) {
+  state_->check_process();
+  // The owner is whoever is there: it has no incarnation that could be another.
+  const auto origin = std::make_shared<const Origin>(Origin{.job = state_->options.job,
+                                                            .owner = {},
+                                                            .host = {},
+                                                            .path = socket,
+                                                            .address = {},
+                                                            .port = 0});
+  Requesting requesting({origin, Wire::local}, MessageKind::text);
+  requesting.ask(MessageKind::ask, encode(question));
+  requesting.begin(state_->connections.connect(socket, deadline));
+  Exchange* const exchange = &requesting;
+  Round(state_->connections, deadline).run({&exchange, 1});
+  return decode_text(requesting.answers().front());
+}
+
+}  // namespace tenure::store

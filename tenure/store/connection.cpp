@@ -1,0 +1,257 @@
+#include <tenure/config.h>
+
+#if TENURE_HAVE_ASIO
+
+#include <tenure/core/error.h>
+#include <tenure/store/connection.h>
+#include <tenure/store/frame.h>
+
+#include <asio/post.hpp>
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <utility>
+
+// Note [Lent]
+// A descriptor that was sent counts as mapped until the consumer says otherwise, and it may never
+// have been taken: the consumer gave the connection up in the middle of an answer. It then ends it
+// with a message that is cut short, or with bytes unread, which a Unix socket reports as
+// ECONNRESET; otherwise it reads to the end of the answer and leaves between two messages. So the
+// objects of the last fetch are given back if the connection ends in one of the first two ways, or
+// before all was sent, and the client does not say `unmapped` for them.
+
+namespace tenure::store {
+namespace {
+
+constexpr size_t kFirstRoom = 16 << 10;
+constexpr uint64_t kTurnBytes = 16 << 20;  // then the others have a turn
+
+}  // namespace
+
+Connection::Connection(Serving& serving, std::unique_ptr<Stream> stream)
+    : serving_(serving),
+      stream_(std::move(stream)),
+      waiter_(serving.io, stream_->descriptor()),
+      incoming_(kFirstRoom),
+      since_(std::chrono::steady_clock::now()),
+      moved_(since_) {}
+
+Connection::~Connection() {
+  // The stream owns the descriptor.
+  if (waiter_.is_open()) {
+    waiter_.release();
+  }
+}
+
+bool Connection::is_late(Time now) const {
+  if (is_stranger()) {
+    return now - since_ > std::chrono::milliseconds(serving_.options.hello_ms);
+  }
+  const bool in_a_message = !incoming_.empty() || !sending_.empty();
+  return in_a_message && now - moved_ > std::chrono::milliseconds(serving_.options.stall_ms);
+}
+
+void Connection::turn() {
+  if (ended_) {
+    return;
+  }
+  try {
+    advance();
+  } catch (const InputError&) {
+    drop(serving_.counters.dropped_protocol);
+  } catch (const std::exception&) {
+    // Out of memory, most likely: this one goes, the rest goes on.
+    drop(serving_.counters.dropped_protocol);
+  }
+}
+
+void Connection::advance() {
+  uint64_t turn_end = sending_.sent() + kTurnBytes;
+  while (!ended_) {
+    if (sending_.sent() >= turn_end) {
+      return run_again();
+    }
+    if (work() == Step::wait) {
+      return run_again();
+    }
+    if (!sending_.empty() && !send_blocked_ && send() == Step::again) {
+      continue;
+    }
+    if (ended_) {
+      return;
+    }
+    const bool answers_first = !sending_.empty() && !hears_notices();
+    if (leaving_ || answers_first || receive() == Step::wait) {
+      return await();
+    }
+  }
+}
+
+Connection::Step Connection::work() {
+  if (comparison_) {
+    compare_some();
+    return comparison_ ? Step::wait : Step::again;
+  }
+  if (fetch_) {
+    answer_wishes();
+  }
+  return Step::again;
+}
+
+Connection::Step Connection::send() {
+  const uint64_t before = sending_.sent();
+  const Moved moved = sending_.flush(*stream_, kTurnBytes);
+  serving_.counters.sent_bytes.fetch_add(sending_.sent() - before, std::memory_order_relaxed);
+  note_passed();
+  if (sending_.sent() != before) {
+    moved_ = std::chrono::steady_clock::now();
+  }
+  if (moved.move == Move::ended) {
+    ended_by_peer(moved.error == 0 ? -1 : moved.error);
+    return Step::wait;
+  }
+  if (moved.move == Move::blocked) {
+    send_blocked_ = true;
+    return Step::wait;
+  }
+  if (leaving_ && sending_.empty()) {
+    end();
+    return Step::wait;
+  }
+  return Step::again;
+}
+
+void Connection::note_passed() {
+  for (const ObjectId id : sending_.take_passed()) {
+    serving_.objects.mapped(consumer(), id);
+    lent_.push_back(id);
+  }
+}
+
+Connection::Step Connection::receive() {
+  switch (stage_) {
+    case Stage::hello:
+      if (take_hello()) {
+        return Step::again;
+      }
+      break;
+    case Stage::proof:
+      if (take_proof()) {
+        return Step::again;
+      }
+      break;
+    default:
+      if (take_frame()) {
+        return Step::again;
+      }
+  }
+  if (ended_) {
+    return Step::wait;
+  }
+  const Moved moved = stream_->receive(incoming_.room());
+  if (moved.move == Move::ended) {
+    ended_by_peer(moved.error);
+    return Step::wait;
+  }
+  if (moved.move != Move::some) {
+    return Step::wait;
+  }
+  incoming_.arrived(moved.bytes);
+  moved_ = std::chrono::steady_clock::now();
+  return Step::again;
+}
+
+void Connection::await() {
+  if (ended_) {
+    return;
+  }
+  if (!sending_.empty() && !awaits_write_) {
+    awaits_write_ = true;
+    waiter_.async_wait(asio::posix::stream_descriptor::wait_write,
+                       [self = shared_from_this()](const asio::error_code& error) {
+                         self->awaits_write_ = false;
+                         self->send_blocked_ = false;
+                         if (!error) {
+                           self->turn();
+                         }
+                       });
+  }
+  const bool reads = sending_.empty() || hears_notices();
+  if (reads && !leaving_ && !awaits_read_) {
+    awaits_read_ = true;
+    waiter_.async_wait(asio::posix::stream_descriptor::wait_read,
+                       [self = shared_from_this()](const asio::error_code& error) {
+                         self->awaits_read_ = false;
+                         if (!error) {
+                           self->turn();
+                         }
+                       });
+  }
+}
+
+void Connection::run_again() {
+  if (!ended_) {
+    asio::post(serving_.io, [self = shared_from_this()] { self->turn(); });
+  }
+}
+
+void Connection::tell(const std::vector<std::byte>& notice) {
+  if (ended_) {
+    return;
+  }
+  if (sending_.outstanding() + notice.size() > serving_.options.most_outstanding) {
+    drop(serving_.counters.dropped_slow);
+    return;
+  }
+  if (sending_.empty()) {
+    moved_ = std::chrono::steady_clock::now();
+  }
+  sending_.push(notice);
+  turn();
+}
+
+void Connection::ended_by_peer(int error) {
+  // Over TCP a client that finds our proof wrong goes without a word.
+  if (stage_ == Stage::proof) {
+    serving_.counters.refused_secret.fetch_add(1, std::memory_order_relaxed);
+  } else if (is_stranger() && !incoming_.empty()) {
+    serving_.counters.dropped_protocol.fetch_add(1, std::memory_order_relaxed);
+  }
+  was_given_up_ = error != 0 || !incoming_.empty();
+  end();
+}
+
+void Connection::drop(std::atomic<uint64_t>& counter) {
+  if (ended_) {
+    return;
+  }
+  counter.fetch_add(1, std::memory_order_relaxed);
+  end();
+}
+
+void Connection::end() {
+  if (std::exchange(ended_, true)) {
+    return;
+  }
+  if (consumer_) {
+    if (was_given_up_ || fetch_ || !sending_.empty()) {
+      for (const ObjectId id : lent_) {
+        serving_.objects.unmapped(*consumer_, id);
+      }
+    }
+    serving_.leave(member_);
+    consumer_.reset();
+  }
+  const auto self = shared_from_this();
+  serving_.connections.erase(this);
+  fetch_.reset();
+  comparison_.reset();
+  waiter_.release();
+  stream_.reset();
+  serving_.counters.connections.store(serving_.connections.size(), std::memory_order_release);
+}
+
+}  // namespace tenure::store
+
+#endif

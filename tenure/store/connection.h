@@ -1,0 +1,122 @@
+// Connection: one accepted connection, from its hello to its end. It reads one request, sends all
+// its answers, then reads the next: what it holds in memory is bounded by one request and
+// `most_outstanding`. On the server's thread alone. Torch-free; needs Asio.
+#pragma once
+
+#include <tenure/store/fingerprint.h>
+#include <tenure/store/hello.h>
+#include <tenure/store/incoming.h>
+#include <tenure/store/messages.h>
+#include <tenure/store/objects.h>
+#include <tenure/store/sending.h>
+#include <tenure/store/serving.h>
+#include <tenure/store/stream.h>
+
+#include <asio/posix/stream_descriptor.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace tenure::store {
+
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  Connection(Serving& serving, std::unique_ptr<Stream> stream);
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  Connection(Connection&&) = delete;
+  Connection& operator=(Connection&&) = delete;
+  ~Connection();
+
+  // Does what can be done now, and waits for the rest.
+  void turn();
+  // Sends a notice. One that does not listen for too long is ended.
+  void tell(const std::vector<std::byte>& notice);
+  // What it had is given back, and it leaves the server's table.
+  void end();
+
+  [[nodiscard]] bool is_stranger() const { return stage_ != Stage::member; }
+  [[nodiscard]] bool hears_notices() const {
+    return stage_ == Stage::member && purpose_ == Purpose::notices;
+  }
+  [[nodiscard]] bool is_late(Time now) const;
+  [[nodiscard]] Time since() const { return since_; }
+  [[nodiscard]] Wire wire() const { return stream_->wire(); }
+
+ private:
+  enum class Stage : uint8_t { hello, proof, introduce, member };
+  enum class Step : uint8_t { again, wait };
+
+  // A comparison of an object's content with a fingerprint, done in pieces.
+  struct Comparison {
+    Fingerprint wanted{};
+    std::shared_ptr<const Content> content;
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+    Fingerprinter seen;
+  };
+
+  void advance();
+  Step send();
+  Step receive();
+  Step work();  // on the request at hand
+  void await();
+  void run_again();
+  void ended_by_peer(int error);
+  void drop(std::atomic<uint64_t>& counter);
+
+  // Each takes what it needs from the front of the incoming bytes; false: not all there yet.
+  bool take_hello();
+  bool take_proof();
+  bool take_frame();
+
+  void answer_hello(const Hello& hello);
+  void refuse(Verdict verdict, std::atomic<uint64_t>& counter);
+  void handle(MessageKind kind, std::span<const std::byte> body);
+  void handle_request(MessageKind kind, std::span<const std::byte> body);
+  void handle_notice(MessageKind kind, std::span<const std::byte> body);
+  void introduce(const Introduce& who);
+  void answer_wishes();
+  void answer_wish(uint32_t index, const Wish& wish);
+  void begin_comparison(const Same& same);
+  void compare_some();
+  void note_passed();
+  ConsumerId consumer();
+
+  Serving& serving_;
+  std::unique_ptr<Stream> stream_;
+  asio::posix::stream_descriptor waiter_;
+  bool awaits_read_ = false;
+  bool awaits_write_ = false;
+  bool ended_ = false;
+  bool was_given_up_ = false;  // by the other side, in the middle of something
+  bool leaving_ = false;       // ends when all is sent
+
+  Stage stage_ = Stage::hello;
+  Purpose purpose_ = Purpose::requests;
+  Hello hello_;
+  Nonce nonce_{};
+  Member member_;
+  std::optional<ConsumerId> consumer_;
+
+  Incoming incoming_;
+  Sending sending_;
+  bool send_blocked_ = false;
+  std::optional<Fetch> fetch_;
+  size_t next_wish_ = 0;
+  std::optional<Comparison> comparison_;
+  // Descriptors of the fetch whose end the client has not shown to have read. Note [Lent].
+  std::vector<ObjectId> lent_;
+
+  Time since_;
+  Time moved_;
+};
+
+}  // namespace tenure::store

@@ -1,0 +1,142 @@
+#include <tenure/config.h>
+
+#if TENURE_HAVE_ASIO
+
+#include <tenure/store/connection.h>
+#include <tenure/store/listening.h>
+#include <tenure/store/stream.h>
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <exception>
+#include <utility>
+
+namespace tenure::store {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int kAcceptedInATurn = 32;
+constexpr milliseconds kMomentToSpeak{250};
+constexpr milliseconds kNoDescriptors{100};
+
+bool is_own_user(int descriptor) {
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  return getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
+         peer.uid == ::geteuid();
+}
+
+void say_full(int descriptor) {
+  Answer answer;
+  answer.verdict = Verdict::full;
+  send_bytes(descriptor, encode(answer));
+}
+
+}  // namespace
+
+Listening::Listening(Serving& serving, Socket socket, Wire wire)
+    : serving_(serving),
+      socket_(std::move(socket)),
+      wire_(wire),
+      waiter_(serving.io, socket_.get()),
+      pause_(serving.io) {}
+
+Listening::~Listening() { stop(); }
+
+void Listening::stop() {
+  pause_.cancel();
+  if (waiter_.is_open()) {
+    waiter_.release();
+  }
+  socket_.close();
+}
+
+void Listening::wait() {
+  waiter_.async_wait(asio::posix::stream_descriptor::wait_read,
+                     [this](const asio::error_code& error) {
+                       if (!error) {
+                         accept_some();
+                       }
+                     });
+}
+
+void Listening::pause(milliseconds time) {
+  pause_.expires_after(time);
+  pause_.async_wait([this](const asio::error_code& error) {
+    if (!error) {
+      accept_some();
+    }
+  });
+}
+
+void Listening::accept_some() {
+  for (int i = 0; i < kAcceptedInATurn; ++i) {
+    if (!make_place()) {
+      return;
+    }
+    const int accepted = ::accept4(socket_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (accepted >= 0) {
+      try {
+        admit(Socket(accepted));
+      } catch (const std::exception&) {
+        // No memory for one more: as full as by any other limit.
+        serving_.counters.refused_full.fetch_add(1, std::memory_order_relaxed);
+      }
+      continue;
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      break;
+    }
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      // The socket stays readable: waiting on it would spin.
+      return pause(kNoDescriptors);
+    }
+  }
+  wait();
+}
+
+bool Listening::make_place() {
+  const auto strangers = serving_.strangers(wire_);
+  if (strangers.count < serving_.options.most_strangers || !strangers.oldest) {
+    return true;
+  }
+  const auto moment = std::min(kMomentToSpeak, milliseconds(serving_.options.hello_ms / 4));
+  const auto spoken = std::chrono::steady_clock::now() - strangers.oldest->since();
+  if (spoken < moment) {
+    pause(std::chrono::ceil<milliseconds>(moment - spoken));
+    return false;
+  }
+  serving_.counters.refused_full.fetch_add(1, std::memory_order_relaxed);
+  strangers.oldest->end();
+  return true;
+}
+
+void Listening::admit(Socket socket) {
+  auto& counters = serving_.counters;
+  counters.accepted.fetch_add(1, std::memory_order_relaxed);
+  if (wire_ == Wire::local && !is_own_user(socket.get())) {
+    counters.refused_user.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  if (serving_.connections.size() >= serving_.options.most_connections) {
+    counters.refused_full.fetch_add(1, std::memory_order_relaxed);
+    return say_full(socket.get());
+  }
+  if (wire_ != Wire::local) {
+    tune_tcp(socket.get(), serving_.options.stall_ms);
+  }
+  auto stream = wire_ == Wire::tls ? tls_stream(std::move(socket), *serving_.tls)
+                                   : plain_stream(std::move(socket), wire_);
+  auto connection = std::make_shared<Connection>(serving_, std::move(stream));
+  serving_.connections.emplace(connection.get(), connection);
+  counters.connections.store(serving_.connections.size(), std::memory_order_relaxed);
+  connection->turn();
+}
+
+}  // namespace tenure::store
+
+#endif

@@ -1,0 +1,106 @@
+#include <tenure/config.h>
+
+#if TENURE_HAVE_ASIO
+
+#include <tenure/store/connection.h>
+#include <tenure/store/frame.h>
+#include <tenure/store/serving.h>
+
+#include <asio/post.hpp>
+
+#include <utility>
+#include <vector>
+
+namespace tenure::store {
+
+ServerStats Counters::read() const {
+  const auto now = [](const std::atomic<uint64_t>& counter) {
+    return counter.load(std::memory_order_relaxed);
+  };
+  return {.connections = now(connections),
+          .accepted = now(accepted),
+          .refused_user = now(refused_user),
+          .refused_secret = now(refused_secret),
+          .refused_version = now(refused_version),
+          .refused_job = now(refused_job),
+          .refused_full = now(refused_full),
+          .dropped_protocol = now(dropped_protocol),
+          .dropped_slow = now(dropped_slow),
+          .sent_bytes = now(sent_bytes)};
+}
+
+Serving::Serving(Objects& table, ServerOptions chosen)
+    : objects(table),
+      options(std::move(chosen)),
+      job(job_digest(options.job)),
+      tls(options.tls ? tls_context(*options.tls) : nullptr) {}
+
+Serving::~Serving() = default;
+
+ConsumerId Serving::enter(const Member& member) {
+  auto& present = present_[{member.role, member.rank, member.incarnation}];
+  if (present.connections++ == 0) {
+    present.consumer = objects.admit(member);
+  }
+  return present.consumer;
+}
+
+void Serving::leave(const Member& member) {
+  const auto found = present_.find({member.role, member.rank, member.incarnation});
+  if (found == present_.end() || --found->second.connections > 0) {
+    return;
+  }
+  objects.parted(found->second.consumer);
+  present_.erase(found);
+}
+
+Account Serving::close(const ScopeName& scope, const Member& by) {
+  Account account = objects.close(scope, by);
+  asio::post(io, [this, scope, by] { tell_closed(scope, by); });
+  return account;
+}
+
+void Serving::tell_closed(const ScopeName& scope, const Member& by) {
+  const auto notice = frame(MessageKind::scope_closed, encode(ScopeClosed{scope, by, now_ms()}));
+  std::vector<std::shared_ptr<Connection>> listeners;
+  for (const auto& [address, connection] : connections) {
+    if (connection->hears_notices()) {
+      listeners.push_back(connection);
+    }
+  }
+  for (const auto& listener : listeners) {
+    listener->tell(notice);
+  }
+}
+
+Serving::Strangers Serving::strangers(Wire wire) const {
+  Strangers found;
+  for (const auto& [address, connection] : connections) {
+    if (!connection->is_stranger() || connection->wire() != wire) {
+      continue;
+    }
+    ++found.count;
+    if (!found.oldest || connection->since() < found.oldest->since()) {
+      found.oldest = connection;
+    }
+  }
+  return found;
+}
+
+void Serving::sweep() {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<std::shared_ptr<Connection>> late;
+  for (const auto& [address, connection] : connections) {
+    if (connection->is_late(now)) {
+      late.push_back(connection);
+    }
+  }
+  for (const auto& connection : late) {
+    counters.dropped_slow.fetch_add(1, std::memory_order_relaxed);
+    connection->end();
+  }
+}
+
+}  // namespace tenure::store
+
+#endif

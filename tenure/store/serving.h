@@ -1,0 +1,84 @@
+// Serving: what the connections of one server share: the table, the limits, who is there. On the
+// server's thread alone, except for the counters. Torch-free; needs Asio.
+#pragma once
+
+#include <tenure/store/hello.h>
+#include <tenure/store/identity.h>
+#include <tenure/store/objects.h>
+#include <tenure/store/server.h>
+
+#include <asio/io_context.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+
+namespace tenure::store {
+
+class Connection;
+
+struct Counters {
+  std::atomic<uint64_t> connections{0};
+  std::atomic<uint64_t> accepted{0};
+  std::atomic<uint64_t> refused_user{0};
+  std::atomic<uint64_t> refused_secret{0};
+  std::atomic<uint64_t> refused_version{0};
+  std::atomic<uint64_t> refused_job{0};
+  std::atomic<uint64_t> refused_full{0};
+  std::atomic<uint64_t> dropped_protocol{0};
+  std::atomic<uint64_t> dropped_slow{0};
+  std::atomic<uint64_t> sent_bytes{0};
+
+  [[nodiscard]] ServerStats read() const;
+};
+
+struct Serving {
+  Serving(Objects& table, ServerOptions chosen);
+  Serving(const Serving&) = delete;
+  Serving& operator=(const Serving&) = delete;
+  Serving(Serving&&) = delete;
+  Serving& operator=(Serving&&) = delete;
+  ~Serving();
+
+  // A connection of this member came, or went. It is one consumer however many it has.
+  ConsumerId enter(const Member& member);
+  void leave(const Member& member);
+
+  // Closes the scope in the table; the connections for notices are told on the server's thread.
+  Account close(const ScopeName& scope, const Member& by);
+  void tell_closed(const ScopeName& scope, const Member& by);
+
+  // Connections of this wire that have not shown who they are; the one that is here longest.
+  struct Strangers {
+    size_t count = 0;
+    std::shared_ptr<Connection> oldest;
+  };
+  [[nodiscard]] Strangers strangers(Wire wire) const;
+
+  // Ends what is past its time.
+  void sweep();
+
+  Objects& objects;
+  ServerOptions options;
+  Digest job{};
+  const std::shared_ptr<const TlsContext> tls;  // shared by connections; null: plain TCP
+  std::shared_ptr<const Origin> origin;
+  Counters counters;
+  asio::io_context io{1};
+  std::unordered_map<Connection*, std::shared_ptr<Connection>> connections;
+
+ private:
+  struct Present {
+    ConsumerId consumer{};
+    size_t connections = 0;
+  };
+  using MemberKey = std::tuple<std::string, int32_t, uint64_t>;
+  std::map<MemberKey, Present> present_;
+};
+
+}  // namespace tenure::store

@@ -1,0 +1,418 @@
+#include <tenure/store/store.h>
+
+#include <tenure/core/error.h>
+#include <tenure/core/part.h>
+#include <tenure/core/text.h>
+#include <tenure/store/arrivals.h>
+#include <tenure/store/delivery.h>
+#include <tenure/store/errors.h>
+#include <tenure/store/fingerprint.h>
+#include <tenure/store/recent_puts.h>
+#include <tenure/store/staging.h>
+#include <tenure/store/tensors.h>
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <ostream>
+
+namespace tenure::store {
+
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr size_t kMostOwed = 1024;
+constexpr int kMostAttempts = 8;
+constexpr std::chrono::milliseconds kOwedTimeout{1000};
+
+Member self_of(const StoreOptions& options) {
+  Member self{.role = options.role, .rank = options.rank, .incarnation = new_incarnation()};
+  check_job(options.job);
+  check_member(self);
+  return self;
+}
+
+ServerOptions server_options(const StoreOptions& options, const Member& self) {
+  ServerOptions server;
+  server.job = options.job;
+  server.self = self;
+  server.folder = job_folder(options.job);
+  name_folder(server.folder, options.job);
+  remove_dead_sockets(server.folder);
+  server.listen = options.secret.empty() ? std::nullopt : options.listen;
+  server.advertise = options.advertise;
+  server.secret = options.secret;
+  server.tls = options.tls;
+  server.lease_ms = options.limits.lease_ms;
+  return server;
+}
+
+bool same_bytes(const Content& content, std::span<const std::byte> bytes) {
+  std::vector<std::byte> piece(std::min<size_t>(bytes.size(), 1 << 20));
+  for (size_t offset = 0; offset < bytes.size(); offset += piece.size()) {
+    const auto length = std::min(piece.size(), bytes.size() - offset);
+    content.read(offset, std::span(piece).first(length));
+    if (std::memcmp(piece.data(), bytes.data() + offset, length) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+// What askers of the part go through: a call that is in flight when the store ends is waited for.
+struct Gate {
+  std::mutex mutex;
+  const Store* store = nullptr;
+};
+
+struct Store::State {
+  explicit State(StoreOptions given);
+
+  [[nodiscard]] Client::Deadline deadline(std::optional<std::chrono::milliseconds> given) const {
+    return steady_clock::now() + given.value_or(options.timeout);
+  }
+  Handle handle_of(const ScopeName& scope, Layout layout, Placed placed) const;
+  std::optional<Handle> passed_through(const ScopeName& scope, const at::Tensor& tensor,
+                                       const PutOptions& put);
+  std::optional<Placed> shared(const Terms& terms, const at::Tensor& contiguous);
+  void pay_debts(Closing& closing);
+
+  StoreOptions options;
+  Member self;
+  Objects objects;
+  Arrivals arrivals;  // before the client, whose thread tells it
+  RecentPuts recent;
+  Server server;
+  Client client;
+
+  std::mutex mutex;
+  std::map<ScopeName, std::vector<Handle>> adopted;
+  struct Owed {
+    ScopeName scope;
+    std::shared_ptr<const Origin> origin;
+    int attempts = 0;
+  };
+  std::vector<Owed> owed;  // closings that an owner has not confirmed
+  std::atomic<uint64_t> passes{0};
+  std::atomic<uint64_t> shares{0};
+  std::shared_ptr<Gate> gate = std::make_shared<Gate>();  // shared with askers in flight
+  PartRegistration part;
+};
+
+Store::State::State(StoreOptions given)
+    : options(std::move(given)),
+      self(self_of(options)),
+      objects(self, options.limits),
+      server(objects, server_options(options, self)),
+      client({.job = options.job,
+              .self = self,
+              .secret = options.secret,
+              .tls = options.tls,
+              .scope_closed =
+                  [this](const Member& owner, const ScopeName& scope) {
+                    is_all(scope) ? arrivals.owner_lost(owner)
+                                  : arrivals.scope_closed(owner, scope);
+                  },
+              .owner_lost = [this](const Member& owner) { arrivals.owner_lost(owner); }}) {}
+
+Handle Store::State::handle_of(const ScopeName& scope, Layout layout, Placed placed) const {
+  return {.origin = server.origin(),
+          .scope = scope,
+          .id = placed.id,
+          .layout = std::move(layout),
+          .unstored = std::move(placed.unstored)};
+}
+
+// Note [Pass-through]
+// A tensor that was fetched and is put again unchanged need not be stored again. Torch's version
+// counter does not see every write (numpy, raw pointers), so it only says when not to look further:
+// then no page of a mapping may have been written to, or the owner must find its own bytes to have
+// the same fingerprint. The old object keeps its scope and its collectors, so only a put that asks
+// for no others can have its handle.
+std::optional<Handle> Store::State::passed_through(const ScopeName& scope, const at::Tensor& tensor,
+                                                   const PutOptions& put) {
+  auto known = arrivals.arrived_as(tensor);
+  if (!known || known->handle.scope != scope || put.collectors.kind != Collectors::Kind::anyone ||
+      !put.call.empty()) {
+    return std::nullopt;
+  }
+  if (known->mapping != nullptr && known->mapping->dirty()) {
+    return std::nullopt;
+  }
+  try {
+    const auto print = known->mapping != nullptr ? kAnyFingerprint : fingerprint(bytes_of(tensor));
+    if (!client.same(known->handle, print, deadline({}))) {
+      return std::nullopt;
+    }
+  } catch (const Error&) {  // its owner does not answer: a copy of our own is right anyway
+    return std::nullopt;
+  }
+  ++passes;
+  return std::move(known->handle);
+}
+
+std::optional<Placed> Store::State::shared(const Terms& terms, const at::Tensor& contiguous) {
+  const auto before = recent.find(contiguous);
+  if (!before) {
+    return std::nullopt;
+  }
+  const auto content = objects.content(*before);
+  if (content == nullptr || !same_bytes(*content, bytes_of(contiguous))) {
+    return std::nullopt;
+  }
+  auto placed = objects.put_again(terms, *before);
+  if (placed.unstored == kGone) {
+    return std::nullopt;
+  }
+  ++shares;
+  return placed;
+}
+
+namespace {
+
+std::vector<std::pair<std::string, int64_t>> figures_of(const StoreStats& stats) {
+  const auto figure = [](uint64_t value) { return static_cast<int64_t>(value); };
+  return {
+      {"stored_bytes", figure(stats.objects.bytes)},
+      {"spilled_bytes", figure(stats.objects.spilled_bytes)},
+      {"still_mapped_bytes", figure(stats.objects.mapped_bytes)},
+      {"kept_bytes", figure(stats.kept_bytes)},
+      {"objects", figure(stats.objects.objects)},
+      {"scopes", figure(stats.objects.scopes)},
+  };
+}
+
+void dump(const Store& store, std::ostream& out) {
+  uint32_t next = 0;
+  for (const auto& object : store.list(0, 100, &next)) {
+    out << bytes_text(object.bytes) << " in " << scope_text(object.scope) << ' ' << object.site
+        << '\n';
+  }
+  for (const auto& mapped : store.still_mapped()) {
+    out << bytes_text(mapped.bytes) << " still mapped by " << member_text(mapped.by) << " since "
+        << time_text(mapped.since_ms) << '\n';
+  }
+}
+
+// A process may have several stores; the first of them is the one that others know by name.
+std::string part_name(const Member& self) {
+  return part_named("store") == nullptr
+             ? std::string("store")
+             : text("store of ", self.role, ' ', self.rank, ' ', self.incarnation);
+}
+
+}  // namespace
+
+Store::Store(StoreOptions options) : state_(std::make_unique<State>(std::move(options))) {
+  state_->gate->store = this;
+  state_->part = register_part({.name = part_name(state_->self),
+                                .kinds = {OwnerKind::stored_object},
+                                .stats =
+                                    [gate = state_->gate] {
+                                      const std::scoped_lock lock(gate->mutex);
+                                      return gate->store == nullptr
+                                                 ? std::vector<std::pair<std::string, int64_t>>()
+                                                 : figures_of(gate->store->stats());
+                                    },
+                                .dump =
+                                    [gate = state_->gate](std::ostream& out) {
+                                      const std::scoped_lock lock(gate->mutex);
+                                      if (gate->store != nullptr) {
+                                        dump(*gate->store, out);
+                                      }
+                                    }});
+}
+
+Store::~Store() {
+  state_->part = {};
+  const std::scoped_lock lock(state_->gate->mutex);
+  state_->gate->store = nullptr;
+}
+
+const Origin& Store::origin() const { return *state_->server.origin(); }
+
+Handle Store::unstored(const ScopeName& scope, const at::Tensor& tensor, std::string why) {
+  check_scope(scope);
+  return state_->handle_of(scope, layout_of(tensor, "stored"),
+                           {.id = {}, .unstored = std::move(why)});
+}
+
+Handle Store::put(const ScopeName& scope, const at::Tensor& tensor, const PutOptions& options) {
+  check_scope(scope);
+  auto layout = layout_of(tensor, "stored");
+  if (options.collectors.nobody()) {
+    return state_->handle_of(scope, std::move(layout),
+                             {.id = {}, .unstored = "nobody collects it"});
+  }
+  if (tensor.device().is_cpu()) {
+    if (auto handle = state_->passed_through(scope, tensor, options)) {
+      return std::move(*handle);
+    }
+  }
+  const Terms terms{.scope = scope,
+                    .call = options.call,
+                    .attempt = options.attempt,
+                    .collectors = options.collectors,
+                    .layout = layout,
+                    .site = options.site};
+  // Conjugate and negative views are views of other numbers; contiguous() leaves them so.
+  const auto contiguous = tensor.detach().resolve_conj().resolve_neg().contiguous();
+  if (!contiguous.device().is_cpu()) {
+    FromDevice source(contiguous);
+    return state_->handle_of(
+        scope, std::move(layout),
+        state_->objects.put(terms, kPieceBytes, [&](uint64_t offset, std::span<std::byte> piece) {
+          source.read(offset, piece);
+        }));
+  }
+  const auto bytes = bytes_of(contiguous);
+  const bool ours = contiguous.is_alias_of(tensor);
+  if (ours && bytes.size() > state_->options.limits.small_bytes) {
+    if (auto placed = state_->shared(terms, contiguous)) {
+      return state_->handle_of(scope, std::move(layout), std::move(*placed));
+    }
+  }
+  auto placed = state_->objects.put(terms, bytes);
+  if (ours && placed.unstored.empty() && bytes.size() > state_->options.limits.small_bytes) {
+    state_->recent.note(contiguous, placed.id);
+  }
+  return state_->handle_of(scope, std::move(layout), std::move(placed));
+}
+
+at::Tensor Store::get(const Handle& handle, const GetOptions& options) {
+  return std::move(get_all({&handle, 1}, options).front());
+}
+
+std::vector<at::Tensor> Store::get_all(std::span<const Handle> handles, const GetOptions& options) {
+  return fetch_tensors(state_->client, state_->arrivals, handles, options,
+                       state_->deadline(options.timeout));
+}
+
+uint32_t Store::begin_call(const ScopeName& scope, const std::string& call) {
+  check_scope(scope);
+  return state_->objects.begin_call(scope, call);
+}
+
+void Store::fail_call(const ScopeName& scope, const std::string& call, uint32_t attempt) {
+  state_->objects.fail_call(scope, call, attempt);
+}
+
+void Store::adopt(const ScopeName& scope, std::span<const Handle> handles) {
+  check_scope(scope);
+  const std::scoped_lock lock(state_->mutex);
+  auto& adopted = state_->adopted[scope];
+  for (const auto& handle : handles) {
+    if (handle.stored()) {
+      adopted.push_back(handle);
+    }
+  }
+}
+
+// An owner that could not be asked to close a scope is asked again whenever another one closes.
+void Store::State::pay_debts(Closing& closing) {
+  std::vector<Owed> due;
+  {
+    const std::scoped_lock lock(mutex);
+    due.swap(owed);
+  }
+  const auto limit = steady_clock::now() + kOwedTimeout;
+  for (auto& debt : due) {
+    const auto answer = client.close(debt.scope, {&debt.origin, 1}, limit);
+    if (answer.unreached.empty() || answer.unreached.front().gone ||
+        ++debt.attempts == kMostAttempts) {
+      continue;
+    }
+    closing.unreached.insert(closing.unreached.end(), answer.unreached.begin(),
+                             answer.unreached.end());
+    const std::scoped_lock lock(mutex);
+    owed.push_back(std::move(debt));
+  }
+}
+
+Closing Store::close(const ScopeName& scope) {
+  check_scope(scope);
+  std::vector<Handle> adopted;
+  {
+    const std::scoped_lock lock(state_->mutex);
+    if (auto found = state_->adopted.extract(scope)) {
+      adopted = std::move(found.mapped());
+    }
+  }
+  Closing closing;
+  closing.here = state_->server.close(scope, state_->self);
+  state_->arrivals.scope_closed_by_us(scope);
+  state_->pay_debts(closing);
+  if (adopted.empty()) {
+    return closing;
+  }
+
+  std::vector<std::shared_ptr<const Origin>> origins;
+  std::vector<Handle> of_other_scopes;
+  for (auto& handle : adopted) {
+    if (handle.scope != scope) {
+      of_other_scopes.push_back(std::move(handle));
+    } else if (std::ranges::none_of(
+                   origins, [&](const auto& origin) { return *origin == *handle.origin; })) {
+      origins.push_back(handle.origin);
+    }
+  }
+  auto answer = state_->client.close(scope, origins, state_->deadline({}));
+  closing.elsewhere = std::move(answer.closed);
+  const auto missed = [&](const Origin& origin) {
+    return std::ranges::any_of(answer.unreached, [&](const Unreached& one) {
+      return one.owner == origin.owner && !one.gone;
+    });
+  };
+  {
+    const std::scoped_lock lock(state_->mutex);
+    for (const auto& origin : origins) {
+      if (missed(*origin) && state_->owed.size() < kMostOwed) {
+        state_->owed.push_back({.scope = scope, .origin = origin, .attempts = 1});
+      }
+    }
+  }
+  closing.unreached.insert(closing.unreached.end(), answer.unreached.begin(),
+                           answer.unreached.end());
+  if (!of_other_scopes.empty()) {
+    const auto freed = state_->client.free(of_other_scopes, state_->deadline({}));
+    closing.unreached.insert(closing.unreached.end(), freed.unreached.begin(),
+                             freed.unreached.end());
+  }
+  return closing;
+}
+
+Account Store::account(const ScopeName& scope) const { return state_->objects.account(scope); }
+
+Client::FreeAnswer Store::free(std::span<const Handle> handles) {
+  for (const auto& handle : handles) {
+    state_->arrivals.forget(handle);
+  }
+  return state_->client.free(handles, state_->deadline({}));
+}
+
+StoreStats Store::stats() const {
+  return {.objects = state_->objects.stats(),
+          .server = state_->server.stats(),
+          .kept_bytes = state_->arrivals.kept_bytes(),
+          .passed_through = state_->passes,
+          .shared = state_->shares};
+}
+
+std::vector<Listed> Store::list(uint32_t from, size_t most, uint32_t* next) const {
+  return state_->objects.list(from, most, next);
+}
+
+std::vector<StillMapped> Store::still_mapped() const { return state_->objects.still_mapped(); }
+
+TextAnswer Store::ask(const std::string& socket, const Ask& question) {
+  return state_->client.ask(socket, question, state_->deadline({}));
+}
+
+}  // namespace tenure::store

@@ -1,0 +1,104 @@
+#include <tenure/store/transport.h>
+
+#include "served.h"
+#include <tenure/store/errors.h>
+#include <tenure/store/listening_sockets.h>
+#include <tenure/store/waiting.h>
+
+#include <gtest/gtest.h>
+
+#include <sys/socket.h>
+
+#include <array>
+#include <thread>
+
+namespace tenure::store {
+namespace {
+
+const Credentials kWho{.job = kJob, .secret = kSecret};
+
+// Takes one connection and says this, whatever it hears.
+class Babbler {
+ public:
+  explicit Babbler(std::vector<std::byte> says)
+      : listening_(listen_tcp({"127.0.0.1", 0}, &port_)), thread_([this, said = std::move(says)] {
+          pollfd awaited{listening_.get(), POLLIN, 0};
+          ::poll(&awaited, 1, 20'000);
+          connection_ = Socket(::accept(listening_.get(), nullptr, nullptr));
+          send_bytes(connection_.get(), said);
+        }) {}
+
+  [[nodiscard]] uint16_t port() const { return port_; }
+
+ private:
+  uint16_t port_ = 0;
+  Socket listening_;
+  Socket connection_;
+  std::jthread thread_;
+};
+
+TEST(Transport, NobodyThereIsOwnerLost) {
+  const TestFolder folder;
+  EXPECT_THROW(connect_local(folder.path() + "/none.sock", kWho, within(kLong)), OwnerLost);
+  uint16_t port = 0;
+  listen_tcp({"127.0.0.1", 0}, &port);  // and not any more
+  EXPECT_THROW(connect_tcp("127.0.0.1", port, kWho, within(kLong)), OwnerLost);
+}
+
+TEST(Transport, ASocketThatItsServerLeftBehindIsOwnerLost) {
+  const TestFolder folder;
+  const std::string path = folder.path() + "/dead.sock";
+  listen_local(path);
+  EXPECT_THROW(connect_local(path, kWho, within(kLong)), OwnerLost);
+}
+
+TEST(Transport, OneThatSaysNothingTimesOut) {
+  const TestFolder folder;
+  const std::string path = folder.path() + "/mute.sock";
+  const Socket mute = listen_local(path);
+  EXPECT_THROW(connect_local(path, kWho, within(50)), StoreTimeout);
+  uint16_t port = 0;
+  const Socket silent = listen_tcp({"127.0.0.1", 0}, &port);
+  EXPECT_THROW(connect_tcp("127.0.0.1", port, kWho, within(50)), StoreTimeout);
+}
+
+TEST(Transport, OneThatSpeaksSomethingElseIsNotAsked) {
+  const Babbler babbler(std::vector<std::byte>(kAnswerBytes, std::byte{'x'}));
+  EXPECT_THROW(connect_tcp("127.0.0.1", babbler.port(), kWho, within(kLong)), AccessRefused);
+}
+
+TEST(Transport, AnotherVersionIsNamed) {
+  Answer answer;
+  answer.verdict = Verdict::other_version;
+  answer.version = 9;
+  const auto bytes = encode(answer);
+  const Babbler babbler({bytes.begin(), bytes.end()});
+  EXPECT_TRUE(says(what_of<AccessRefused>(
+                       [&] { connect_tcp("127.0.0.1", babbler.port(), kWho, within(kLong)); }),
+                   {"version 9"}));
+}
+
+TEST(Transport, AServerThatDoesNotKnowTheSecretGetsNoProof) {
+  const auto bytes = encode(Answer{});
+  const Babbler babbler({bytes.begin(), bytes.end()});
+  EXPECT_TRUE(says(what_of<AccessRefused>(
+                       [&] { connect_tcp("127.0.0.1", babbler.port(), kWho, within(kLong)); }),
+                   {"secret"}));
+}
+
+TEST(Transport, TcpIsNotUsedWithoutASecret) {
+  EXPECT_THROW(connect_tcp("127.0.0.1", 1, {.job = kJob, .secret = {}}, within(kLong)),
+               AccessRefused);
+}
+
+TEST(Transport, ItsEndIsOwnerLost) {
+  auto owner = std::make_unique<Served>();
+  const auto transport = connect_local(owner->server.origin()->path, kWho, within(kLong));
+  EXPECT_EQ(transport->wire(), Wire::local);
+  owner.reset();
+  std::array<std::byte, 1> byte{};
+  EXPECT_THROW(receive_all(*transport, byte, within(kLong)), OwnerLost);
+}
+
+}  // namespace
+}  // namespace tenure::store
