@@ -1,5 +1,7 @@
 // C++ errors arrive as the classes of tenure/errors.py, which Python owns so that they can have
 // several bases and documentation.
+#include <tenure/store/errors.h>
+
 #include "bindings.h"
 #include <tenure/core/error.h>
 
@@ -30,6 +32,14 @@ void translate(std::exception_ptr thrown) {
     raise_as("BudgetError", error);
   } catch (const tenure::InputError& error) {
     raise_as("InputError", error);
+  } catch (const tenure::store::StaleHandle& error) {
+    raise_as("StaleHandle", error);
+  } catch (const tenure::store::OwnerLost& error) {
+    raise_as("OwnerLost", error);
+  } catch (const tenure::store::StoreTimeout& error) {
+    raise_as("StoreTimeout", error);
+  } catch (const tenure::store::AccessRefused& error) {
+    raise_as("AccessRefused", error);
   } catch (const tenure::Error& error) {
     raise_as("TenureError", error);
   }

@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "store.h"
 #include "telemetry.h"
 #include <tenure/core/storage_ref.h>
 
@@ -19,6 +20,7 @@ PYBIND11_MODULE(_C, m) {
   bind_ring(m);
   bind_flight(m);
   bind_telemetry(m);
+  bind_store(m);
   bind_train(m);
   bind_trainer(m);
   // Called when the interpreter has ended: deleters that need it must not run after this.

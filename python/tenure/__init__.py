@@ -23,6 +23,7 @@ from tenure._build import VERSION as __version__
 from tenure._paths import cmake_prefix_path
 
 __all__ = [
+    "AccessRefused",
     "BudgetError",
     "Census",
     "CollectiveError",
@@ -40,6 +41,7 @@ __all__ = [
     "Offload",
     "OffloadStats",
     "Owner",
+    "OwnerLost",
     "Pipeline",
     "ReleaseError",
     "Sample",
@@ -47,7 +49,9 @@ __all__ = [
     "ScopeError",
     "ScopeWarning",
     "Session",
+    "StaleHandle",
     "StorageRef",
+    "StoreTimeout",
     "TenureError",
     "Totals",
     "UseAfterRelease",
@@ -73,6 +77,7 @@ __all__ = [
     "sharding",
     "step",
     "steps",
+    "store",
     "telemetry",
     "watch",
 ]
@@ -80,18 +85,22 @@ __all__ = [
 # At once and not when first used: a process may fork while another thread imports. The command
 # line takes what it needs from the modules themselves, for torch takes seconds to import.
 if TYPE_CHECKING or not is_command():
-    from tenure import integrations, pipelining, sharding, telemetry
+    from tenure import integrations, pipelining, sharding, store, telemetry
     from tenure.clock import on_step, step, steps
     from tenure.errors import (
+        AccessRefused,
         BudgetError,
         CollectiveError,
         InputError,
         LeaseError,
         MemoryAlert,
         MutationError,
+        OwnerLost,
         ReleaseError,
         ScopeError,
         ScopeWarning,
+        StaleHandle,
+        StoreTimeout,
         TenureError,
         UseAfterRelease,
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tenure.store_command import store
 from tenure.training.command import SETTINGS, TrainCommand, train
 
 if TYPE_CHECKING:
@@ -497,6 +498,7 @@ pipeline = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(pipeline, name="pipeline")
+app.add_typer(store, name="store")
 
 
 @pipeline.command()

@@ -11,15 +11,19 @@ this tensor cannot be leased: it is on the meta device and has no data
 from __future__ import annotations
 
 __all__ = [
+    "AccessRefused",
     "BudgetError",
     "CollectiveError",
     "InputError",
     "LeaseError",
     "MemoryAlert",
     "MutationError",
+    "OwnerLost",
     "ReleaseError",
     "ScopeError",
     "ScopeWarning",
+    "StaleHandle",
+    "StoreTimeout",
     "TenureError",
     "UseAfterRelease",
 ]
@@ -67,6 +71,22 @@ class InputError(TenureError, ValueError):
 
 class MemoryAlert(TenureError):  # noqa: N818  it is a run that is stopped on purpose
     """A monitor's rule whose action is to stop the run is broken."""
+
+
+class StaleHandle(TenureError):  # noqa: N818  it is the handle that is stale
+    """A handle whose object is gone; the message says who freed it, when and why."""
+
+
+class OwnerLost(TenureError):  # noqa: N818  it is the owner that is lost
+    """The process that owns a stored object is gone, or another one has taken its place."""
+
+
+class StoreTimeout(TenureError, TimeoutError):  # noqa: N818  as TimeoutError is said in full
+    """A process of the store did not answer in time."""
+
+
+class AccessRefused(TenureError, PermissionError):  # noqa: N818  it says what happened
+    """Not let in: another job, user or secret, or not one of an object's collectors."""
 
 
 class ScopeWarning(UserWarning):

@@ -27,7 +27,7 @@ MODULES = sorted(
     f"tenure.{module.name}"
     for module in pkgutil.iter_modules(tenure.__path__)
     if module.name not in {"__main__", "_C"}
-)
+) + sorted(f"tenure.store.{module.name}" for module in pkgutil.iter_modules(tenure.store.__path__))
 
 
 def blocks(text: str) -> list[tuple[int, str]]:

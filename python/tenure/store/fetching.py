@@ -1,0 +1,119 @@
+"""Many handles in one fetch, and fetching beside an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+import torch
+
+from tenure.errors import InputError
+from tenure.store import joining
+
+if TYPE_CHECKING:
+    from tenure.store.handles import Handle
+
+Wire: TypeAlias = Literal["tcp"]
+T = TypeVar("T")
+
+
+def get_all(
+    handles: Iterable[Handle],
+    *,
+    device: torch.device | str | None = None,
+    readonly: bool = False,
+    keep: bool = False,
+    timeout: float | None = None,
+    wire: Wire | None = None,
+) -> list[torch.Tensor]:
+    """Fetches many tensors: one request to each owner, all owners at once.
+
+    All or nothing: the first that fails raises, as ``Handle.get`` would. See there for the
+    arguments.
+
+    >>> import tenure, torch
+    >>> with tenure.store.scope("call") as scope:
+    ...     handles = [scope.put(torch.tensor([float(i)])) for i in range(3)]
+    ...     print(torch.cat(tenure.store.get_all(handles)))
+    tensor([0., 1., 2.])
+    """
+    wanted = list(handles)
+    _need_handles(wanted)
+    return fetch(wanted, device=device, readonly=readonly, keep=keep, timeout=timeout, wire=wire)
+
+
+async def get_all_async(handles: Iterable[Handle], **options: Any) -> list[torch.Tensor]:
+    """As ``get_all``, without holding up the event loop."""
+    return await in_thread(get_all, handles, **options)
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """The wait is C++'s and holds no lock of Python's, so a thread costs the loop nothing."""
+    return await asyncio.to_thread(function, *arguments, **options)
+
+
+def fetch(
+    handles: Sequence[Handle],
+    rows: slice | None = None,
+    *,
+    into: Sequence[torch.Tensor] = (),
+    device: torch.device | str | None = None,
+    readonly: bool = False,
+    more: bool = False,
+    keep: bool = False,
+    timeout: float | None = None,
+    wire: Wire | None = None,
+) -> list[torch.Tensor]:
+    """As ``get_all``; `rows` for a single handle."""
+    if wire not in (None, "tcp"):
+        raise InputError(f"wire is None or 'tcp', not {wire!r}")
+    if keep and readonly:
+        raise InputError(
+            "a tensor that is kept is shared by those who fetch it: give keep or readonly"
+        )
+    if device is not None and torch.device(device).type == "meta":
+        raise InputError("the meta device has no memory to fetch into")
+    for target in into:
+        if not isinstance(target, torch.Tensor):
+            raise InputError(f"a target is a tensor, not of type {type(target).__name__}")
+    return joining.current().get_all(
+        handles=[handle._handle for handle in handles],
+        rows=_rows(rows, handles),
+        into=list(into),
+        device=None if device is None else torch.device(device),
+        readonly=readonly,
+        more=more,
+        keep=keep,
+        tcp=wire == "tcp",
+        timeout_ms=None if timeout is None else joining.milliseconds(timeout, "the timeout"),
+    )
+
+
+def free_handles(handles: Sequence[Handle]) -> tuple[int, list[tuple[str, str]]]:
+    """How many were still there, and the owners that could not be asked with the reason."""
+    freed, unreached = joining.current().free([handle._handle for handle in handles])
+    return freed, [(f"{role} {rank}", why) for (role, rank, _), why, _ in unreached]
+
+
+def _need_handles(handles: Sequence[object]) -> None:
+    from tenure.store.handles import Handle
+
+    for handle in handles:
+        if not isinstance(handle, Handle):
+            raise InputError(f"a tenure.store.Handle is wanted, not a {type(handle).__name__}")
+
+
+def _rows(rows: slice | None, handles: Sequence[Handle]) -> tuple[int, int | None]:
+    """First and number, as Python understands a slice of that length."""
+    if rows is None:
+        return 0, None
+    [handle] = handles
+    if not isinstance(rows, slice):
+        raise InputError(f"rows are a slice, not of type {type(rows).__name__}")
+    if not handle.shape:
+        raise InputError(f"{handle} has no rows: it is a single number")
+    start, stop, step = rows.indices(handle.shape[0])
+    if step != 1:
+        raise InputError(f"rows must follow each other, and the slice has a step of {step}")
+    return start, max(0, stop - start)

@@ -1,0 +1,161 @@
+"""The keeper: a process that has objects for processes that end.
+
+A keeper is a member of the job with the role ``keeper``. Another process of its host puts an object
+for it alone and says, over a socket of the keeper's, under which terms others may fetch it; the
+keeper fetches it, which frees it there, and answers with a handle of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tenure import _C
+from tenure.errors import InputError, OwnerLost, StoreTimeout, TenureError
+from tenure.store import collectors as who
+from tenure.store import joining
+from tenure.store.handles import Handle
+
+ROLE = "keeper"
+_SOCKET = "keeper.control"
+_MOST_BYTES = 1 << 20
+_PATIENCE_S = 30.0
+
+
+class Keeper:
+    """Takes what others of this host give it. Ends with `close`."""
+
+    def __init__(self) -> None:
+        """Listens when it returns. The process has joined as a keeper."""
+        store = joining.current()
+        self._store = store
+        self._path = _path(store.job)
+        with contextlib.suppress(FileNotFoundError):
+            if _answers(self._path):
+                raise InputError(f"the job '{store.job}' has a keeper on this host already")
+            self._path.unlink()
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.bind(str(self._path))
+        self._path.chmod(0o600)
+        self._listening.listen(64)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listens no longer; what it has stays until the process leaves the store."""
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:  # closed
+                return
+            with connection:
+                connection.settimeout(_PATIENCE_S)
+                with contextlib.suppress(OSError):
+                    if _user_of(connection) == os.geteuid():
+                        _send(connection, self._answer(connection))
+
+    def _answer(self, connection: socket.socket) -> dict[str, Any]:
+        try:
+            return {"handle": self._take(_receive(connection)).text()}
+        except (TenureError, EOFError, KeyError, TypeError, ValueError) as error:
+            return {"error": str(error)}
+
+    def _take(self, asked: dict[str, Any]) -> Handle:
+        handle = Handle.from_text(asked["handle"])
+        listed = asked["listed"]
+        if listed is not None:
+            listed = [(role, rank) for role, rank in listed]
+        tensor = handle.get()
+        count, site = asked["count"], asked["site"]
+        return Handle(self._store.put(*handle.scope, tensor, listed, count, "", None, site))
+
+
+def give(
+    store: _C.Store, put: Callable[..., _C.StoreHandle], collectors: who.Collectors, site: str
+) -> Handle:
+    """Has the host's keeper take what `put` stores for it, and returns the keeper's handle."""
+    listed, count = who.parse(collectors)
+    mine = Handle(put([(ROLE, None)], None))
+    if not mine.stored:
+        return mine
+    asked = {"handle": mine.text(), "listed": listed, "count": count, "site": site}
+    path = _path(store.job)
+    try:
+        with _connected(path) as connection:
+            _send(connection, asked)
+            answer = _receive(connection)
+    except TimeoutError:
+        store.free([mine._handle])
+        raise StoreTimeout(f"the keeper of the job '{store.job}' does not answer") from None
+    except (OSError, EOFError):
+        store.free([mine._handle])
+        raise OwnerLost(
+            f"the job '{store.job}' has no keeper on this host: start one with `tenure store serve "
+            f"--job {store.job}`"
+        ) from None
+    if "error" in answer:
+        store.free([mine._handle])
+        raise TenureError(f"the keeper could not take {mine}: {answer['error']}")
+    return Handle.from_text(answer["handle"])
+
+
+def _path(job: str) -> Path:
+    return Path(_C.store_folder(job)) / _SOCKET
+
+
+@contextlib.contextmanager
+def _connected(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_PATIENCE_S)
+        connection.connect(str(path))
+        yield connection
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody listens there; raises FileNotFoundError if there is no such socket."""
+    try:
+        with _connected(path):
+            return True
+    except ConnectionRefusedError:
+        return False
+
+
+def _user_of(connection: socket.socket) -> int:
+    size = struct.calcsize("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(struct.unpack("3i", credentials)[1])
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _receive(connection: socket.socket) -> dict[str, Any]:
+    """One line of JSON; ValueError or TypeError for anything else, EOFError if nothing comes."""
+    data = b""
+    while not data.endswith(b"\n"):
+        piece = connection.recv(65_536)
+        if not piece:
+            raise EOFError("the connection ended")
+        data += piece
+        if len(data) > _MOST_BYTES:
+            raise ValueError("the message is too long")
+    message = json.loads(data)
+    if not isinstance(message, dict):
+        raise TypeError("the message is no object")
+    return message

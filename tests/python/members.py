@@ -1,0 +1,140 @@
+"""Processes of a store's job, each started for a test and told what to do.
+
+    with Member(job, "trainer", 0) as trainer:
+        handle = trainer.call("put", "step", 0, {"shape": [4]})
+
+What they can be told to do are the functions of store_work.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+HERE = Path(__file__).parent
+
+
+class RemoteError(AssertionError):
+    """What a member raised: `kind` is the name of its class."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+        self.text = text
+
+
+class Member:
+    def __init__(
+        self,
+        job: str,
+        role: str = "trainer",
+        rank: int = 0,
+        *,
+        within: tuple[str, ...] = (),
+        environment: dict[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        arguments = [sys.executable, str(HERE / "members.py"), job, role, str(rank)]
+        known = os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [*within, *arguments, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=known | (environment or {}),
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def start(self, function: str, *arguments: Any, **options: Any) -> None:
+        """Has it begin; `result` waits for the end."""
+        assert self.process.stdin is not None
+        _send(self.process.stdin, (function, arguments, options))
+
+    def result(self) -> Any:
+        assert self.process.stdout is not None
+        kind, value = _receive(self.process.stdout)
+        if kind == "raised":
+            raise RemoteError(*value)
+        return value
+
+    def call(self, function: str, *arguments: Any, **options: Any) -> Any:
+        self.start(function, *arguments, **options)
+        return self.result()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Does nothing meanwhile; it is so when the block begins."""
+        self.process.send_signal(signal.SIGSTOP)
+        assert os.WIFSTOPPED(os.waitpid(self.pid, os.WUNTRACED)[1])
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> Member:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        finally:
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+
+
+def _send(stream: IO[bytes], value: Any) -> None:
+    data = pickle.dumps(value)
+    stream.write(struct.pack("<Q", len(data)) + data)
+    stream.flush()
+
+
+def _receive(stream: IO[bytes]) -> Any:
+    head = stream.read(8)
+    if len(head) < 8:
+        raise EOFError("the member has ended")
+    return pickle.loads(stream.read(struct.unpack("<Q", head)[0]))
+
+
+def _obey() -> None:
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed must not get between the answers
+
+    import store_work
+    import tenure
+
+    job, role, rank, options = sys.argv[1:]
+    tenure.store.join(job, role, int(rank), **json.loads(options))
+    while True:
+        try:
+            function, arguments, keywords = _receive(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer = "returned", getattr(store_work, function)(*arguments, **keywords)
+        except Exception as error:  # noqa: BLE001  whatever it is, the test is told
+            answer = "raised", (type(error).__name__, str(error))
+        _send(answers, answer)
+
+
+if __name__ == "__main__":
+    _obey()

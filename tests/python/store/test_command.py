@@ -1,0 +1,138 @@
+"""`tenure store` and the keeper."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import tenure
+from members import Member, RemoteError
+from store_work import raw, tensor_of
+from tenure import _C
+
+TENURE = Path(sys.executable).with_name("tenure")
+
+
+@pytest.fixture
+def job() -> Iterator[str]:
+    name = f"command-{secrets.token_hex(4)}"
+    tenure.store.leave()
+    tenure.store.join(name, "reader", 0)
+    yield name
+    tenure.store.leave()
+
+
+def run(*arguments: str, expect: int = 0) -> str:
+    done = subprocess.run([TENURE, "store", *arguments], capture_output=True, text=True)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@contextmanager
+def keeper(job: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    started = subprocess.Popen(
+        [TENURE, "store", "serve", "--job", job, *options], stdout=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    try:
+        assert started.stdout.readline().startswith(f"keeping for the job '{job}'")
+        yield started
+    finally:
+        if started.poll() is None:
+            started.send_signal(signal.SIGINT)
+        started.wait(timeout=20)
+        started.stdout.close()
+
+
+def test_the_list_names_line_owner_and_who_is_waited_for(job: str) -> None:
+    with Member(job, "trainer", 3) as trainer:
+        trainer.call("put", "step", 168, {"shape": [1000, 1000]}, collectors=["reader:0", 7])
+        trainer.call("put", "step", 169, {"shape": [3], "dtype": "bfloat16"}, call="logp")
+        shown = run("ls", "--job", job)
+        assert shown.splitlines()[0] == "2 objects, 3.8 MiB, in 2 processes"
+        row = r"3\.8 MiB +trainer 3 +step 168 +\S*store_work\.py:\d+ +float32 \[1000, 1000\] +memfd"
+        assert re.search(row + " +reader 0, rank 7", shown)
+        assert re.search(r"6 B .* step 169 \(logp\) .* slab +the scope's end", shown)
+        told = json.loads(run("ls", "--job", job, "--scope", "step 169", "--json"))
+        assert [row["bytes"] for row in told["objects"]] == [6]
+        stats = run("stats", "--job", job)
+        assert re.search(r"trainer 3 +2 +3\.8 MiB ", stats)
+
+
+def test_nobody_there() -> None:
+    assert run("ls", "--job", "nobody-has-this-one") == (
+        "no process of the job 'nobody-has-this-one' on this host has a store: one has once it "
+        "puts or fetches\n"
+    )
+
+
+def test_a_killed_process_is_not_in_the_way(job: str) -> None:
+    with Member(job, "trainer", 0) as trainer:
+        trainer.call("put", "step", 0, {"shape": [4]})
+        trainer.kill()
+    assert run("ls", "--job", job).splitlines()[0] == "0 objects, 0 B, in 1 processes"
+
+
+def test_a_keeper_outlives_who_put(job: str) -> None:
+    with keeper(job, "--cap", "64MiB") as kept:
+        with Member(job, "producer", 0) as producer:
+            handles = [
+                producer.call("put", "step", 0, {"shape": [n]}, collectors=["reader"], keeper=True)
+                for n in (4, 500_000)
+            ]
+            until(lambda: producer.call("stats")["objects"] == 0)
+            producer.kill()
+        for n, handle in zip((4, 500_000), handles, strict=True):
+            assert handle.owner == ("keeper", 0)
+            assert raw(handle.get()) == raw(tensor_of([n]))
+        again = subprocess.run(
+            [TENURE, "store", "serve", "--job", job], capture_output=True, text=True
+        )
+        assert again.returncode == 2
+        with socket.socket(socket.AF_UNIX) as nobody:  # comes, and says nothing
+            nobody.connect(str(Path(_C.store_folder(job)) / "keeper.control"))
+        more = tenure.store.scope("step", 1).put(tensor_of([9]), keeper=True)
+        assert more.owner == ("keeper", 0)
+        assert again.stderr == f"tenure: the job '{job}' has a keeper on this host already\n"
+        kept.send_signal(signal.SIGTERM)
+        assert kept.wait(timeout=20) == 143
+
+
+def test_without_a_keeper(job: str) -> None:
+    with Member(job, "producer", 0) as producer:
+        with pytest.raises(RemoteError, match="OwnerLost.*tenure store serve"):
+            producer.call("put", "step", 0, {"shape": [4]}, keeper=True)
+        assert producer.call("stats")["objects"] == 0
+
+
+def test_a_keeper_without_room(job: str) -> None:
+    with keeper(job, "--cap", "1MB"), Member(job, "producer", 0) as producer:
+        with pytest.raises(RemoteError, match="keeper could not take .* room"):
+            producer.call("put", "step", 0, {"shape": [500_000]}, keeper=True)
+        assert producer.call("stats")["objects"] == 0
+
+
+def test_bad_options_of_a_keeper() -> None:
+    arguments = [TENURE, "store", "serve", "--job", f"bad-{os.getpid()}", "--cap", "lots"]
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "tenure: 'lots' is no number of bytes: write 12GiB, 500MB or 1048576\n"

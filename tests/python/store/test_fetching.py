@@ -1,0 +1,379 @@
+"""What is put is what is got, by whatever way it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import tenure
+from members import Member, RemoteError
+from store_work import raw, tensor_of
+from tenure.store import Handle
+
+DTYPES = [
+    "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16",
+    "bfloat16", "float32", "float64", "complex32", "complex64", "complex128", "bool",
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+]  # fmt: skip
+SHAPES: list[list[int]] = [[], [0], [3, 0, 2], [1], [5, 3], [300, 257]]
+WIRES = [None, "tcp"]
+
+
+@pytest.fixture(scope="module")
+def trainer(monkeymodule: pytest.MonkeyPatch) -> Iterator[Member]:
+    """This process is rollout 0; the fixture is trainer 0 of the same job."""
+    monkeymodule.setenv("TENURE_STORE_SECRET", secrets.token_hex(16))
+    job = f"fetching-{secrets.token_hex(4)}"
+    tenure.store.leave()
+    tenure.store.join(job, "rollout", 0)
+    with Member(job, "trainer", 0) as member:
+        yield member
+    tenure.store.leave()
+
+
+@pytest.fixture(scope="module")
+def monkeymodule() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_and_shape_comes_bit_for_bit(trainer: Member, dtype: str, wire: Any) -> None:
+    tensors = [tensor_of(shape, dtype, seed) for seed, shape in enumerate(SHAPES)]
+    with tenure.store.scope("call") as scope:
+        handles = [scope.put(tensor) for tensor in tensors]
+        assert trainer.call("get_all", handles, wire=wire) == [raw(tensor) for tensor in tensors]
+        assert [handle.shape for handle in handles] == [tensor.shape for tensor in tensors]
+        assert {handle.dtype for handle in handles} == {tensors[0].dtype}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_views_are_compacted(trainer: Member, wire: Any) -> None:
+    base = tensor_of([1000, 1000])
+    views = [base[::2, 1:7], base.t(), base[3], base[10:20], torch.ones(1).expand(50, 50)]
+    with tenure.store.scope("call") as scope:
+        before = tenure.store.stats()["bytes"]
+        handles = [scope.put(view) for view in views]
+        assert trainer.call("get_all", handles, wire=wire) == [raw(view) for view in views]
+        slices = sum(view.numel() * 4 for view in views)
+        assert slices <= tenure.store.stats()["bytes"] - before <= slices + 2**20
+
+
+def test_a_complex_view_is_what_it_shows(trainer: Member) -> None:
+    number = torch.tensor([1 + 2j, 3 - 4j])
+    with tenure.store.scope("call") as scope:
+        handle = scope.put(number.conj())
+        assert trainer.call("get", handle) == raw(number.conj().resolve_conj())
+        handle = scope.put(number.conj().imag)
+        assert trainer.call("get", handle) == raw(torch.tensor([-2.0, 4.0]))
+
+
+@pytest.mark.parametrize("elements", [10, 1_000_000])
+def test_later_writes_to_the_source_change_nothing(trainer: Member, elements: int) -> None:
+    source = tensor_of([elements])
+    before = raw(source)
+    with tenure.store.scope("call") as scope:
+        handle = scope.put(source)
+        source.zero_()
+        assert trainer.call("get", handle) == before
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("columns", [3, 100_000])
+def test_rows(trainer: Member, columns: int, wire: Any) -> None:
+    tensor = tensor_of([10, columns])
+    with tenure.store.scope("call") as scope:
+        handle = scope.put(tensor)
+        for rows in [(0, 10), (2, 5), (9, 10), (4, 4)]:
+            got = trainer.call("get", handle, rows=rows, wire=wire, more=True)
+            assert got == raw(tensor[slice(*rows)])
+        assert raw(handle.get(rows=slice(-2, None))) == raw(tensor[-2:])
+        assert handle.get(rows=slice(20, 30)).shape == (0, columns)
+        with pytest.raises(tenure.InputError, match="step of 2"):
+            handle.get(rows=slice(0, 4, 2))
+        with pytest.raises(tenure.InputError, match="is a single number"):
+            scope.put(torch.tensor(1.0)).get(rows=slice(0, 1))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("elements", [10, 100_000])
+def test_into_a_tensor_of_ones_own(trainer: Member, elements: int, wire: Any) -> None:
+    sent = trainer.call("put", "step", 1, {"shape": [elements, 2]})
+    expected = raw(tensor_of([elements, 2]))
+    target = torch.zeros(elements, 2)
+    view = target[:]
+    got = sent.get(into=target, wire=wire)
+    assert got is target
+    assert raw(view) == expected
+    assert target._version == 1  # autograd is told
+    columns = torch.zeros(2, elements).t()
+    sent.get(into=columns, wire=wire)
+    assert raw(columns) == expected
+
+
+def test_a_target_that_does_not_fit(trainer: Member) -> None:
+    sent = trainer.call("put", "step", 2, {"shape": [4, 2]})
+    with pytest.raises(tenure.InputError, match="target is of int32 and .* tensor of float32"):
+        sent.get(into=torch.zeros(4, 2, dtype=torch.int32))
+    with pytest.raises(tenure.InputError, match=r"shape \[3, 2\] .* has \[4, 2\]"):
+        sent.get(into=torch.zeros(3, 2))
+    with pytest.raises(tenure.InputError, match="is a tensor, not of type list"):
+        sent.get(into=[1])
+    with pytest.raises(tenure.InputError, match="requires grad"):
+        sent.get(into=torch.zeros(4, 2, requires_grad=True))
+    assert raw(sent.get()) == raw(tensor_of([4, 2]))  # and nothing is lost
+
+
+def test_a_target_whose_elements_share_memory(trainer: Member) -> None:
+    sent = trainer.call("put", "step", 4, {"shape": [4, 2]})
+    with pytest.raises(tenure.InputError, match="share memory"):
+        sent.get(into=torch.zeros(6).as_strided((4, 2), (1, 1)))
+    with pytest.raises(tenure.InputError, match="share memory"):
+        sent.get(into=torch.zeros(1, 2).expand(4, 2))
+    slices = torch.zeros(8, 6)[::2, 1:5:3]
+    sent.get(into=slices)
+    assert raw(slices) == raw(tensor_of([4, 2]))
+
+
+def test_ctrl_c_ends_a_wait(trainer: Member) -> None:
+    sent = trainer.call("put", "step", 5, {"shape": [1]})
+    sent.get(more=True)
+    with trainer.stopped():
+        begun = time.monotonic()
+        main = threading.main_thread().ident
+        interrupting = threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT])
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            sent.get(timeout=30)
+        assert time.monotonic() - begun < 10
+        interrupting.join()
+    assert raw(sent.get()) == raw(tensor_of([1]))
+
+
+def test_a_large_one_is_mapped_and_a_write_stays_ones_own(trainer: Member) -> None:
+    tensor = tensor_of([4_000_000], "int32")
+    with tenure.store.scope("call") as scope:
+        trainer.call("hold_and_sum", scope.put(tensor + 1), "other")  # brings in torch's code, too
+        trainer.call("let_go", "other")
+        handle = scope.put(tensor)
+        here = handle.get()
+        assert torch.equal(here, tensor)
+        before = trainer.call("pss")
+        assert trainer.call("hold_and_sum", handle, "mine") == tensor.sum().item()
+        assert trainer.call("pss") - before < 0.7 * handle.bytes  # shared with this process
+        del here
+        assert trainer.call("add_in_place", "mine") == raw(tensor + 1)
+        assert raw(handle.get()) == raw(tensor)
+        trainer.call("let_go", "mine")
+
+
+def test_a_small_one_is_the_consumers_own(trainer: Member) -> None:
+    tensor = tensor_of([4], "int32")
+    with tenure.store.scope("call") as scope:
+        handle = scope.put(tensor)
+        trainer.call("get_and_hold", handle, "small")
+        assert trainer.call("add_in_place", "small") == raw(tensor + 1)
+        assert raw(handle.get()) == raw(tensor)
+
+
+@pytest.mark.parametrize("elements", [10, 100_000])
+def test_read_only_means_that_writes_raise(trainer: Member, elements: int) -> None:
+    sent = trainer.call("put", "step", 3, {"shape": [elements]})
+    tensor = sent.get(readonly=True)
+    with pytest.raises(RuntimeError):
+        tensor.add_(1)
+    assert raw(tensor.clone()) == raw(tensor_of([elements]))
+
+
+def test_a_mapped_tensor_outlives_its_scope_and_is_reported(trainer: Member) -> None:
+    tensor = tensor_of([500_000])
+    with tenure.store.scope("step", 17) as scope:
+        handle = scope.put(tensor)
+        trainer.call("get_and_hold", handle, "late")
+    [mapped] = scope.account.still_mapped
+    assert mapped.startswith("trainer 0 since ")
+    assert tenure.store.stats()["still_mapped_bytes"] == handle.bytes
+    with pytest.raises(RemoteError) as raised:
+        trainer.call("get", handle)
+    assert raised.value.kind == "StaleHandle"
+    assert "step 17" in raised.value.text
+    assert "rollout 0" in raised.value.text
+    trainer.call("let_go", "late")
+    _until(lambda: tenure.store.stats()["still_mapped_bytes"] == 0)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_what_is_put_again_unchanged_keeps_its_handle(trainer: Member, wire: Any) -> None:
+    for elements in (10, 500_000):
+        sent = trainer.call("put", "step", 20, {"shape": [elements]})
+        scope = tenure.store.scope("step", 20)
+        tensor = sent.get(wire=wire)
+        assert scope.put(tensor) == sent
+        assert scope.put(tensor.view(2, -1)) != sent
+        assert scope.put(tensor.view(torch.int32)) != sent
+        tensor.numpy()[0] = 7  # torch does not see it
+        again = scope.put(tensor)
+        assert again != sent
+        assert raw(again.get()) == raw(tensor)
+        other = tenure.store.scope("step", 21)
+        assert other.put(sent.get(wire=wire)) != sent  # which would go with step 20
+
+
+def test_a_tensor_that_is_put_twice_is_stored_once(trainer: Member) -> None:
+    tensor = tensor_of([1_000_000])
+    with tenure.store.scope("call") as scope:
+        before = tenure.store.stats()["bytes"]
+        first, second = scope.put(tensor), scope.put(tensor)
+        assert first != second
+        assert tenure.store.stats()["bytes"] - before < 1.1 * first.bytes
+        tensor.numpy()[0] = 5
+        third = scope.put(tensor)
+        assert trainer.call("get", third) == raw(tensor)
+        assert trainer.call("get", first) != raw(tensor)
+        first.free()
+        assert trainer.call("get", second) != raw(tensor)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_ten_thousand_at_once(trainer: Member, wire: Any) -> None:
+    handles = trainer.call("put_many", "step", 30, 10_000, 8)
+    tensors = tenure.store.get_all(handles, wire=wire)
+    assert [tensor[7].item() for tensor in tensors] == list(range(10_000))
+
+
+def test_a_handle_is_plain_data(trainer: Member) -> None:
+    sent = trainer.call("put", "step", 40, {"shape": [3], "dtype": "bfloat16"})
+    for copy in (
+        pickle.loads(pickle.dumps(sent)),
+        Handle.from_json(json.loads(json.dumps(sent.to_json()))),
+        Handle.from_text(sent.text()),
+    ):
+        assert copy == sent
+        assert hash(copy) == hash(sent)
+        assert raw(copy.get()) == raw(tensor_of([3], "bfloat16"))
+    assert str(sent) == "6 B bfloat16 [3] of trainer 0 in step 40"
+    assert (sent.owner.role, sent.owner.rank, sent.scope) == ("trainer", 0, ("step", "40"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "tenure1:", "tenure1:AAAA", "tenure2:AAAA", "x" * 10_000, "tenure1:é"]
+)
+def test_a_text_that_is_no_handle(text: str) -> None:
+    with pytest.raises(tenure.InputError):
+        Handle.from_text(text)
+
+
+def test_beside_an_event_loop(trainer: Member) -> None:
+    sent = [trainer.call("put", "step", 41, {"shape": [3], "seed": seed}) for seed in range(4)]
+
+    async def fetch() -> list[bytes]:
+        one, many = await asyncio.gather(sent[0].get_async(), tenure.store.get_all_async(sent[1:]))
+        return [raw(one), *map(raw, many)]
+
+    assert asyncio.run(fetch()) == [raw(tensor_of([3], seed=seed)) for seed in range(4)]
+
+
+def test_keeping_is_until_the_scope_closes(trainer: Member) -> None:
+    tensor = tensor_of([100_000])
+    with tenure.store.scope("step", 50) as scope:
+        handle = scope.put(tensor)
+        assert trainer.call("get", handle, keep=True, wire="tcp") == raw(tensor)
+        assert trainer.call("kept_bytes") == handle.bytes
+        sent = tenure.store.stats()["sent_bytes"]
+        assert trainer.call("get", handle, keep=True, wire="tcp") == raw(tensor)
+        assert tenure.store.stats()["sent_bytes"] - sent < handle.bytes
+    _until(lambda: trainer.call("kept_bytes") == 0)
+
+
+def test_what_is_freed_is_not_kept(trainer: Member) -> None:
+    sent = trainer.call("put", "step", 51, {"shape": [100]})
+    sent.get(keep=True)
+    assert sent.free()
+    with pytest.raises(tenure.StaleHandle):
+        sent.get(keep=True)
+
+
+def test_an_owner_that_is_gone_is_named(trainer: Member) -> None:
+    job = trainer.call("put", "step", 60, {"shape": [1]}).job
+    with Member(job, "rollout", 9) as other:
+        small, large = (other.call("put", "step", 1, {"shape": [n]}) for n in (1, 100_000))
+        kept = large.get()
+        other.kill()
+        for handle in (small, large):
+            for wire in WIRES:
+                with pytest.raises(tenure.OwnerLost, match="rollout 9"):
+                    handle.get(wire=wire)
+        assert raw(kept) == raw(tensor_of([100_000]))
+
+
+def test_an_owner_that_does_not_answer(trainer: Member) -> None:
+    sent = trainer.call("put", "step", 61, {"shape": [1]})
+    with trainer.stopped():
+        begun = time.monotonic()
+        with pytest.raises(tenure.StoreTimeout, match="trainer 0"):
+            sent.get(timeout=0.5)
+        assert time.monotonic() - begun < 5
+    assert raw(sent.get()) == raw(tensor_of([1]))
+
+
+@pytest.mark.usefixtures("trainer")
+def test_a_handle_of_another_job() -> None:
+    with Member("another-job", "trainer", 0) as stranger:
+        sent = stranger.call("put", "step", 1, {"shape": [1]})
+        with pytest.raises(tenure.AccessRefused, match="belongs to job another-job"):
+            sent.get()
+
+
+def cut_short() -> torch.Tensor:
+    tensor = torch.ones(10)
+    tensor.untyped_storage().resize_(16)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        (torch.empty(3, device="meta"), "meta"),
+        (torch.eye(3).to_sparse(), "sparse"),
+        (cut_short(), "beyond its storage, which has 16 B of 40 B"),
+        (torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8), "quantized"),
+        ("text", "a tensor is stored, not a str"),
+    ],
+)
+def test_what_has_no_bytes_is_refused(tensor: Any, says: str) -> None:
+    with tenure.store.scope("call") as scope, pytest.raises(tenure.InputError, match=says):
+        scope.put(tensor)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"timeout": 0},
+        {"timeout": -1},
+        {"wire": "udp"},
+        {"keep": True, "readonly": True},
+        {"device": "meta"},
+    ],
+)
+def test_options_that_mean_nothing(trainer: Member, call: dict[str, Any]) -> None:
+    sent = trainer.call("put", "step", 62, {"shape": [1]})
+    with pytest.raises(tenure.InputError):
+        sent.get(**call)
+
+
+def _until(holds: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

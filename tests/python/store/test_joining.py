@@ -1,0 +1,136 @@
+"""Joining, leaving, and what a process is by default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tenure
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    tenure.store.leave()
+    yield
+    tenure.store.leave()
+
+
+def handle() -> tenure.store.Handle:
+    return tenure.store.scope("call").put(torch.ones(2))
+
+
+def test_torchruns_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "TORCHELASTIC_RUN_ID": "none",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "RANK": "3",
+        "ROLE_NAME": "trainer",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert handle().owner == ("trainer", 3)
+    assert handle().job == "none@127.0.0.1:29500"
+
+
+def test_without_any() -> None:
+    assert handle().owner == ("default", 0)
+    assert handle().job == "default"
+
+
+def test_joining_twice() -> None:
+    tenure.store.join("one", "trainer", 2)
+    with pytest.raises(tenure.InputError, match="trainer 2 of the job 'one' already"):
+        tenure.store.join("two")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"job": ""}, "job"),
+        ({"job": "a\nb"}, "job"),
+        ({"job": 3}, "str"),
+        ({"role": "a:b"}, "role"),
+        ({"rank": -1}, "rank"),
+        ({"rank": "x"}, "rank"),
+        ({"cap": 0}, "cap"),
+        ({"cap": "lots"}, "bytes"),
+        ({"when_full": "evict"}, "'refuse' or 'spill'"),
+        ({"lease": 0}, "lease"),
+        ({"timeout": float("nan")}, "timeout"),
+        ({"listen": "nonsense"}, "no address to listen on"),
+        ({"secret_file": "/nowhere"}, "/nowhere"),
+        ({"when_full": "spill", "spill_folder": "/nowhere"}, "/nowhere"),
+    ],
+)
+def test_arguments_that_mean_nothing(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(tenure.TenureError, match=says):
+        tenure.store.join(**options)
+    assert handle().get().tolist() == [1, 1]  # and it can be joined all the same
+
+
+def test_a_secret_is_its_owners_alone(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef\n")
+    secret.chmod(0o644)
+    with pytest.raises(tenure.InputError, match="chmod 600"):
+        tenure.store.join("job", secret_file=secret)
+    secret.chmod(0o600)
+    tenure.store.join("job", secret_file=secret)
+    assert handle().get(wire="tcp").tolist() == [1, 1]
+
+
+def test_a_short_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENURE_STORE_SECRET", "short")
+    with pytest.raises(tenure.InputError, match="16"):
+        tenure.store.join("job")
+
+
+def test_without_a_secret_there_is_no_tcp() -> None:
+    with pytest.raises(tenure.TenureError, match="secret"):
+        handle().get(wire="tcp")
+
+
+def test_leaving_frees_and_a_handle_says_so() -> None:
+    scope = tenure.store.scope("call")
+    left = scope.put(torch.ones(2))
+    tenure.store.leave()
+    tenure.store.leave()
+    with pytest.raises(tenure.InputError, match="has been left"):
+        scope.put(torch.ones(2))
+    assert scope.close().stored == 0
+    with pytest.raises(tenure.OwnerLost, match="default 0"):
+        left.get()
+
+
+def test_a_forked_child_does_not_wait_for_the_parents_tables() -> None:
+    """Whose lock a thread may have had when it forked, and nobody gives back here."""
+    scope = tenure.store.scope("call")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            scope.account  # noqa: B018
+        except tenure.TenureError as error:
+            code = 0 if "forked" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_forked_child_has_a_store_of_its_own() -> None:
+    mine = handle()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            if mine.get().tolist() == [1, 1] and handle().get().tolist() == [1, 1]:
+                code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert mine.get().tolist() == [1, 1]
