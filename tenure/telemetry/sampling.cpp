@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <ranges>
+#include <string_view>
 
 namespace tenure::telemetry {
 namespace {
@@ -34,15 +35,15 @@ const DeviceSample* own_device(const std::vector<DeviceSample>& devices) {
   return most == devices.end() ? nullptr : &*most;
 }
 
-// What parts promise to keep below, all together. None promises: nullopt.
-std::optional<int64_t> promised() {
+// A figure of all parts that have it, together. None has it, or it is 0 in all: nullopt.
+std::optional<int64_t> of_parts(std::string_view figure) {
   std::optional<int64_t> out;
   for (const auto& part : parts()) {
     if (!part->stats) {
       continue;
     }
     for (const auto& [name, value] : part->stats()) {
-      if (name == "bound_bytes" && value > 0) {
+      if (name == figure && value > 0) {
         out = out.value_or(0) + value;
       }
     }
@@ -138,7 +139,10 @@ void Sampling::read_ledger(Row& row) {
 
 void Sampling::finish(Row& row) {
   read_host(row);
-  row.set(K::bound, promised());
+  row.set(K::bound, of_parts("bound_bytes"));
+  if (const auto stored = of_parts("stored_bytes")) {  // beside what is leased: kept from others
+    row.set(K::stored_objects, row.get(K::stored_objects).value_or(0) + *stored);
+  }
   read_trends(row);
 }
 
