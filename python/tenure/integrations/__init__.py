@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from tenure.integrations import lightning, transformers, trl
+from tenure.integrations import areal, lightning, transformers, trl
 from tenure.integrations.options import OffloadOptions
 
-__all__ = ["OffloadOptions", "lightning", "transformers", "trl"]
+__all__ = ["OffloadOptions", "areal", "lightning", "transformers", "trl"]
