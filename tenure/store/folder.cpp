@@ -1,6 +1,7 @@
 // Where the processes of a job find each other on a host.
 #include <tenure/core/error.h>
 #include <tenure/core/text.h>
+#include <tenure/store/descriptor.h>
 #include <tenure/store/server.h>
 #include <tenure/store/socket.h>
 
@@ -66,15 +67,10 @@ bool nobody_listens(const std::string& path) {
     return false;
   }
   path.copy(address.sun_path, path.size());
-  const int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (socket < 0) {
-    return false;
-  }
+  const Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-reinterpret-cast): the sockets API
   const auto* const general = reinterpret_cast<const sockaddr*>(&address);
-  const bool refused = ::connect(socket, general, sizeof(address)) != 0 && errno == ECONNREFUSED;
-  ::close(socket);
-  return refused;
+  return socket && ::connect(socket.get(), general, sizeof(address)) != 0 && errno == ECONNREFUSED;
 }
 
 }  // namespace

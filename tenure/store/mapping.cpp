@@ -2,7 +2,7 @@
 
 #include <tenure/core/error.h>
 #include <tenure/core/text.h>
-#include <tenure/store/socket.h>
+#include <tenure/store/descriptor.h>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -21,24 +21,6 @@ uint64_t page_bytes() {
   static const auto bytes = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   return bytes;
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  Descriptor(Descriptor&&) = delete;
-  Descriptor& operator=(Descriptor&&) = delete;
-  ~Descriptor() {
-    if (descriptor_ >= 0) {
-      ::close(descriptor_);
-    }
-  }
-  [[nodiscard]] int get() const { return descriptor_; }
-
- private:
-  int descriptor_;
-};
 
 void check(int descriptor, const ObjectFound& found) {
   constexpr int wanted_seals = F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK;

@@ -3,6 +3,7 @@
 #include <tenure/config.h>
 #include <tenure/core/error.h>
 #include <tenure/core/text.h>
+#include <tenure/store/descriptor.h>
 
 #if TENURE_HAVE_OPENSSL
 #include <openssl/crypto.h>
@@ -31,24 +32,6 @@ void wipe(std::string& bytes) noexcept {
   explicit_bzero(bytes.data(), bytes.size());
 #endif
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  Descriptor(Descriptor&&) = delete;
-  Descriptor& operator=(Descriptor&&) = delete;
-  ~Descriptor() {
-    if (number_ >= 0) {
-      ::close(number_);
-    }
-  }
-  [[nodiscard]] int number() const { return number_; }
-
- private:
-  int number_;
-};
 
 [[noreturn]] void refuse_file(const std::string& path, std::string_view why) {
   throw InputError(text("the store's secret cannot be taken from ", path, ": ", why));
@@ -120,14 +103,14 @@ Secret::~Secret() { wipe(bytes_); }
 
 Secret secret_from_file(const std::string& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.number() < 0) {
+  if (file.get() < 0) {
     refuse_file(path, std::strerror(errno));
   }
-  check_private(path, file.number());
+  check_private(path, file.get());
   const auto wiped = [](std::string* bytes) { wipe(*bytes); };
   std::string bytes;
   const std::unique_ptr<std::string, decltype(wiped)> guard(&bytes, wiped);
-  read_all(path, file.number(), bytes);
+  read_all(path, file.get(), bytes);
   const auto secret = without_line_end(bytes);
   if (secret.size() > kMostSecretBytes) {
     refuse_file(path, text("it has more than ", kMostSecretBytes, " bytes"));

@@ -15,12 +15,21 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 HERE = Path(__file__).parent
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Asks again until it does."""
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class RemoteError(AssertionError):

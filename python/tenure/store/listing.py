@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json as json_text
 import os
 import signal
@@ -156,16 +155,14 @@ def _servers(job: str | None) -> tuple[list[tuple[_C.Store, Server]], list[str]]
     silent: list[str] = []
     named = job if job is not None else os.environ.get("TENURE_STORE_JOB")
     for folder in _folders(named):
-        sockets = sorted(str(path) for path in folder.glob("*.sock"))
         name = (folder / "job").read_text() if (folder / "job").exists() else named
-        if not sockets or name is None:
+        if name is None or not (sockets := _C.store_sockets(name)):
             continue
         asking = joining.visitor(name)
         for socket in sockets:
             try:
                 told = json_text.loads(asking.ask_stats(socket))
-            except OwnerLost:
-                _remove_dead(Path(socket))
+            except OwnerLost:  # killed: a store that joins removes what it left
                 continue
             except TenureError as error:
                 silent.append(str(error))
@@ -176,13 +173,6 @@ def _servers(job: str | None) -> tuple[list[tuple[_C.Store, Server]], list[str]]
         key=lambda one: (one[1].job, one[1].told["owner"]["role"], one[1].told["owner"]["rank"])
     )
     return found, silent
-
-
-def _remove_dead(socket: Path) -> None:
-    """What a killed process left; a young one may be about to listen."""
-    with contextlib.suppress(FileNotFoundError):
-        if time.time() - socket.stat().st_mtime > 60:
-            socket.unlink()
 
 
 def _folders(job: str | None) -> list[Path]:

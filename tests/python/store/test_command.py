@@ -10,15 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import tenure
-from members import Member, RemoteError
+from members import Member, RemoteError, until
 from store_work import raw, tensor_of
 from tenure import _C
 
@@ -38,13 +37,6 @@ def run(*arguments: str, expect: int = 0) -> str:
     done = subprocess.run([TENURE, "store", *arguments], capture_output=True, text=True)
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @contextmanager

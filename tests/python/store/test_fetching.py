@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import tenure
-from members import Member, RemoteError
+from members import Member, RemoteError, until
 from store_work import raw, tensor_of
 from tenure.store import Handle
 
@@ -210,7 +210,7 @@ def test_a_mapped_tensor_outlives_its_scope_and_is_reported(trainer: Member) -> 
     assert "step 17" in raised.value.text
     assert "rollout 0" in raised.value.text
     trainer.call("let_go", "late")
-    _until(lambda: tenure.store.stats()["still_mapped_bytes"] == 0)
+    until(lambda: tenure.store.stats()["still_mapped_bytes"] == 0)
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -293,7 +293,7 @@ def test_keeping_is_until_the_scope_closes(trainer: Member) -> None:
         sent = tenure.store.stats()["sent_bytes"]
         assert trainer.call("get", handle, keep=True, wire="tcp") == raw(tensor)
         assert tenure.store.stats()["sent_bytes"] - sent < handle.bytes
-    _until(lambda: trainer.call("kept_bytes") == 0)
+    until(lambda: trainer.call("kept_bytes") == 0)
 
 
 def test_what_is_freed_is_not_kept(trainer: Member) -> None:
@@ -370,10 +370,3 @@ def test_options_that_mean_nothing(trainer: Member, call: dict[str, Any]) -> Non
     sent = trainer.call("put", "step", 62, {"shape": [1]})
     with pytest.raises(tenure.InputError):
         sent.get(**call)
-
-
-def _until(holds: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

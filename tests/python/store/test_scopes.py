@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tenure
-from members import Member, RemoteError
+from members import Member, RemoteError, until
 from store_work import raw, tensor_of
 from tenure.store import Scope
 
@@ -43,13 +43,6 @@ def step() -> Iterator[Scope]:
 
 def live() -> int:
     return tenure.store.stats()["objects"]
-
-
-def until(holds: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("elements", [4, LARGE])
