@@ -318,6 +318,24 @@ void bind_references(py::module_& m) {
         return out;
       },
       py::arg("leaves"));
+  // The gradients of tensors, None where there is none, or nothing at all while another thread may
+  // free them: see Note [When another thread rests]. `engine` is the file that tells.
+  m.def(
+      "gradients",
+      [](const std::vector<at::Tensor>& tensors,
+         const std::string& engine) -> std::optional<std::vector<std::optional<at::Tensor>>> {
+        if (tenure::python::others_change_gradients(engine)) {
+          return std::nullopt;
+        }
+        std::vector<std::optional<at::Tensor>> out;
+        for (const auto& tensor : tensors) {
+          const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+          const bool has = meta != nullptr && meta->grad_.defined();
+          out.push_back(has ? std::optional<at::Tensor>(meta->grad_) : std::nullopt);
+        }
+        return out;
+      },
+      py::arg("tensors"), py::arg("engine"));
   // Without making a Python object of the storage, which would stay.
   m.def(
       "storage_bytes",

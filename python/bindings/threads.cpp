@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <opcode.h>
 #include <sys/syscall.h>
 
 #include <algorithm>
@@ -83,8 +84,22 @@ bool waits_safely(unsigned long thread) {
 
 struct Place {
   bool in_engine = false;
+  bool sets_attribute = false;
   bool in_library = true;  // or nowhere in Python
 };
+// As written: the interpreter's own copy of the code may have a faster one in its place.
+int operation_at(PyCodeObject* code, int instruction) {
+  auto* bytes = PyCode_GetCode(code);
+  if (bytes == nullptr) {
+    PyErr_Clear();
+    return -1;
+  }
+  const auto at = Py_ssize_t{instruction} * 2;
+  const bool inside = at >= 0 && at < PyBytes_GET_SIZE(bytes);
+  const int found = inside ? static_cast<unsigned char>(PyBytes_AS_STRING(bytes)[at]) : -1;
+  Py_DECREF(bytes);
+  return found;
+}
 bool is_of_library(PyCodeObject* code, const std::string& library) {
   const auto* file = PyUnicode_AsUTF8(code->co_filename);
   if (file == nullptr) {
@@ -98,10 +113,12 @@ bool is_of_library(PyCodeObject* code, const std::string& library) {
 Place place_of(PyThreadState* thread, const std::string& engine, const std::string& library) {
   Place out;
   bool innermost = true;
-  each_local(thread, [&](PyCodeObject* code, int, PyObject**, int) {
+  each_local(thread, [&](PyCodeObject* code, int instruction, PyObject**, int) {
     if (std::exchange(innermost, false)) {
       out.in_library = is_of_library(code, library);
     }
+    const int operation = operation_at(code, instruction);
+    out.sets_attribute = out.sets_attribute || operation == STORE_ATTR || operation == DELETE_ATTR;
     out.in_engine =
         out.in_engine || PyUnicode_CompareWithASCIIString(code->co_filename, engine.c_str()) == 0;
   });
@@ -151,6 +168,17 @@ bool rests(PyThreadState* thread, const Place& place, Sleepers& sleepers) {
 
 }  // namespace
 
+bool others_change_gradients(const std::string& engine) {
+  auto* own = PyThreadState_Get();
+  bool any = false;
+  for (auto* thread = PyInterpreterState_ThreadHead(PyInterpreterState_Get()); thread != nullptr;
+       thread = PyThreadState_Next(thread)) {
+    const auto place = thread == own ? Place() : place_of(thread, engine, "");
+    any = any || place.in_engine || place.sets_attribute;
+  }
+  return any;
+}
+
 bool others_rest(const std::string& engine, const std::string& library) {
   static auto* sleepers = new Sleepers;  // used with the GIL only
   auto* own = PyThreadState_Get();
@@ -159,7 +187,7 @@ bool others_rest(const std::string& engine, const std::string& library) {
        thread = PyThreadState_Next(thread)) {
     const auto place = place_of(thread, engine, library);
     const bool resting = thread == own || rests(thread, place, *sleepers);
-    all = all && resting && !place.in_engine;
+    all = all && resting && !place.in_engine && !place.sets_attribute;
   }
   sleepers->next();
   return all;

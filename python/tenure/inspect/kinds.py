@@ -18,6 +18,7 @@ from tenure.inspect.modules import is_module, module_paths
 __all__ = ["Marked", "marked_tensors"]
 
 Marked = tuple[torch.Tensor, str, str]  # a tensor, its kind and its name
+_ENGINE = torch.autograd.graph.__file__
 
 # What torch's own optimizers call their state. Any other key is the program's, and is not told.
 _STATE = frozenset(
@@ -36,27 +37,34 @@ def marked_tensors() -> list[Marked]:
     optimizers = [one for one in found if not is_module(one)]
     paths = module_paths(modules)
     names: dict[int, str] = {}
-    out: list[Marked] = []
+    parameters: list[torch.Tensor] = []
     for module in modules:
         own = vars(module)
         for table in ("_buffers", "_parameters"):
             for name, tensor in own.get(table, {}).items():
                 if tensor is not None:
                     names[id(tensor)] = f"{paths.get(id(module), type(module).__qualname__)}.{name}"
-                    out += _with_gradient(tensor, names[id(tensor)])
+                    parameters.append(tensor)
+    for optimizer in optimizers:
+        parameters += _unnamed_in(optimizer, names)
+    out = [(_local(tensor), "parameter", names[id(tensor)]) for tensor in parameters]
+    out += _gradients(parameters, names)
     for optimizer in optimizers:
         out += _of_optimizer(optimizer, names)
     return out
 
 
+def _unnamed_in(optimizer: Optimizer, names: dict[int, str]) -> Iterator[torch.Tensor]:
+    """Parameters of no module, which get a name here."""
+    groups = vars(optimizer).get("param_groups", [])
+    for number, parameter in enumerate(p for group in groups for p in group.get("params", [])):
+        if id(parameter) not in names:
+            names[id(parameter)] = f"{type(optimizer).__qualname__}.{number}"
+            yield parameter
+
+
 def _of_optimizer(optimizer: Optimizer, names: dict[int, str]) -> Iterator[Marked]:
     own = vars(optimizer)
-    groups = own.get("param_groups", [])
-    for number, parameter in enumerate(p for group in groups for p in group.get("params", [])):
-        name = names.get(id(parameter))
-        if name is None:
-            name = names[id(parameter)] = f"{type(optimizer).__qualname__}.{number}"
-            yield from _with_gradient(parameter, name)
     for parameter, state in own.get("state", {}).items():
         for key, value in state.items() if isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor):
@@ -65,10 +73,13 @@ def _of_optimizer(optimizer: Optimizer, names: dict[int, str]) -> Iterator[Marke
                 yield _local(value), "optimizer", f"{owner}.{name}"
 
 
-def _with_gradient(tensor: torch.Tensor, name: str) -> Iterator[Marked]:
-    yield _local(tensor), "parameter", name
-    if tensor.is_leaf and tensor.grad is not None:
-        yield _local(tensor.grad), "gradient", f"{name}.grad"
+def _gradients(parameters: list[torch.Tensor], names: dict[int, str]) -> Iterator[Marked]:
+    """None of them while another thread may free them: ``tensor.grad`` would not notice."""
+    leaves = [tensor for tensor in parameters if tensor.is_leaf]
+    found = _C.gradients(leaves, _ENGINE) or []
+    for tensor, gradient in zip(leaves, found, strict=False):
+        if gradient is not None:
+            yield _local(gradient), "gradient", f"{names[id(tensor)]}.grad"
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

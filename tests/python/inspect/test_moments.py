@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from tenure import _C
+from tenure.inspect.kinds import marked_tensors
 from tenure.inspect.moments import NotNow, at_rest
 
 
@@ -65,6 +68,43 @@ def test_a_thread_that_sleeps_in_a_call_of_torch_is_not_unless_it_sleeps_long() 
     with busy_with(future.wait, lambda: future.set_result(1)):
         assert not looks_within(0.5)
         assert looks_within(10.0)
+
+
+@contextmanager
+def freeing_the_gradient_of(weight: torch.Tensor) -> Iterator[None]:
+    """Another thread lets go of it: it is freed before its tensor forgets it."""
+    memory = np.zeros(64, np.float32)
+    weight.grad = torch.from_numpy(memory)
+    ended = threading.Event()
+    weakref.finalize(memory, ended.wait)
+    del memory
+
+    def let_go() -> None:
+        weight.grad = None
+
+    with busy_with(let_go, ended.set):
+        yield
+
+
+def test_a_thread_that_lets_go_of_a_gradient_is_not() -> None:
+    with freeing_the_gradient_of(torch.zeros(64, requires_grad=True)):
+        assert not looks_within(0.5)
+    assert looks_within(1.0)
+
+
+def test_a_gradient_that_another_thread_lets_go_of_is_not_marked() -> None:
+    layer = torch.nn.Linear(8, 8, bias=False)
+    layer.weight = torch.nn.Parameter(torch.zeros(64))
+    other = torch.nn.Linear(8, 8)
+    other(torch.ones(8)).sum().backward()
+    assert other.weight.grad is not None
+
+    def gradients() -> int:
+        return sum(kind == "gradient" for _, kind, _ in marked_tensors())
+
+    with freeing_the_gradient_of(layer.weight):
+        assert gradients() == 0
+    assert gradients() > 0
 
 
 def test_what_a_node_saved_is_known_when_backward_has_given_it_up() -> None:
