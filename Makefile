@@ -52,7 +52,7 @@ soak: build ## what `make test` does in short, at full length
 	TENURE_HEALTHY_RUNS=200 TENURE_STORE_STEPS=500 $(BIN)/python -m pytest \
 	  tests/python/inspect/test_many.py tests/python/store/test_seed_000.py
 
-fuzz: ## look for inputs that the store's parsers take wrongly; SECONDS=60 for each
+fuzz: ## look for inputs that the store's parsers or a live server take wrongly; SECONDS=60 for each
 	@scripts/fuzz $(SECONDS)
 
 lint: build ## clang-format, clang-tidy, ruff, mypy

@@ -75,6 +75,7 @@ foreach(folder IN LISTS folders)
   endif()
 endforeach()
 if(TARGET tenure_store_tests)
+  target_sources(tenure_store_tests PRIVATE tests/fuzz/live.cpp)
   target_compile_definitions(
     tenure_store_tests PRIVATE TENURE_FUZZ_CORPUS="${PROJECT_SOURCE_DIR}/tests/fuzz/corpus")
 endif()

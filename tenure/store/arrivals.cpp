@@ -10,7 +10,20 @@ namespace tenure::store {
 
 namespace {
 
-constexpr size_t kMostClosed = 65'536;
+constexpr size_t kMostRemembered = 65'536;
+
+// The latest of them.
+template <class Value>
+void remember(std::set<Value>& all, std::deque<Value>& order, Value value) {
+  if (!all.insert(value).second) {
+    return;
+  }
+  order.push_back(std::move(value));
+  if (order.size() > kMostRemembered) {
+    all.erase(order.front());
+    order.pop_front();
+  }
+}
 
 // Inference tensors have no version: their writes are found by looking at the bytes.
 uint32_t version_of(const at::Tensor& tensor) {
@@ -65,10 +78,12 @@ void Arrivals::keep(const Handle& handle, const at::Tensor& tensor) {
             .bytes = tensor.nbytes(),
             .alias = Alias(tensor, intern_owner(OwnerKind::stored_object, name))};
   const std::scoped_lock lock(mutex_);
-  if (closed_.contains({owner.incarnation, handle.scope}) || closed_.contains({0, handle.scope})) {
+  const Key key{owner.incarnation, handle.id.slot, handle.id.generation};
+  if (closed_.contains({owner.incarnation, handle.scope}) || closed_.contains({0, handle.scope}) ||
+      withdrawn_.contains(key)) {
     return;
   }
-  kept_.try_emplace({owner.incarnation, handle.id.slot, handle.id.generation}, std::move(kept));
+  kept_.try_emplace(key, std::move(kept));
 }
 
 std::optional<at::Tensor> Arrivals::kept(const Handle& handle) {
@@ -85,17 +100,6 @@ uint64_t Arrivals::kept_bytes() {
     bytes += kept.bytes;
   }
   return bytes;
-}
-
-void Arrivals::remember(Closed closed) {
-  if (!closed_.insert(closed).second) {
-    return;
-  }
-  closed_order_.push_back(std::move(closed));
-  if (closed_order_.size() > kMostClosed) {
-    closed_.erase(closed_order_.front());
-    closed_order_.pop_front();
-  }
 }
 
 // The leases end outside the lock: what a storage's deleter runs is not ours.
@@ -123,7 +127,7 @@ void Arrivals::forget(const Handle& handle) {
 void Arrivals::scope_closed(const Member& owner, const ScopeName& scope) {
   {
     const std::scoped_lock lock(mutex_);
-    remember({owner.incarnation, scope});
+    remember(closed_, closed_order_, Closed{owner.incarnation, scope});
   }
   drop([&](const Key& key, const Kept& kept) {
     return std::get<0>(key) == owner.incarnation && kept.scope == scope;
@@ -133,9 +137,21 @@ void Arrivals::scope_closed(const Member& owner, const ScopeName& scope) {
 void Arrivals::scope_closed_by_us(const ScopeName& scope) {
   {
     const std::scoped_lock lock(mutex_);
-    remember({0, scope});
+    remember(closed_, closed_order_, Closed{0, scope});
   }
   drop([&](const Key& /*key*/, const Kept& kept) { return kept.scope == scope; });
+}
+
+void Arrivals::withdrawn(const Member& owner, std::span<const ObjectId> ids) {
+  std::vector<Kept> gone;  // ends after the lock
+  const std::scoped_lock lock(mutex_);
+  for (const auto id : ids) {
+    const Key key{owner.incarnation, id.slot, id.generation};
+    remember(withdrawn_, withdrawn_order_, key);
+    if (auto kept = kept_.extract(key)) {
+      gone.push_back(std::move(kept.mapped()));
+    }
+  }
 }
 
 void Arrivals::owner_lost(const Member& owner) {

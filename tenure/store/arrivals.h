@@ -18,6 +18,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -38,7 +39,7 @@ class Arrivals {
   };
   std::optional<Known> arrived_as(const at::Tensor& tensor);
 
-  // Not if the scope was closed meanwhile.
+  // Not if the scope was closed meanwhile, or the object withdrawn.
   void keep(const Handle& handle, const at::Tensor& tensor);
   std::optional<at::Tensor> kept(const Handle& handle);
   void forget(const Handle& handle);
@@ -47,6 +48,7 @@ class Arrivals {
   // Each frees what was kept and remembers, so that what arrives late is not kept.
   void scope_closed(const Member& owner, const ScopeName& scope);
   void scope_closed_by_us(const ScopeName& scope);
+  void withdrawn(const Member& owner, std::span<const ObjectId> ids);
   // It may have closed any scope meanwhile: frees all that was kept from it.
   void owner_lost(const Member& owner);
 
@@ -65,7 +67,6 @@ class Arrivals {
   using Closed = std::pair<uint64_t, ScopeName>;  // an owner's incarnation, 0 for any
 
   void sweep();
-  void remember(Closed closed);
   template <class Goes>
   void drop(const Goes& goes);
 
@@ -75,6 +76,8 @@ class Arrivals {
   std::map<Key, Kept> kept_;
   std::set<Closed> closed_;
   std::deque<Closed> closed_order_;
+  std::set<Key> withdrawn_;
+  std::deque<Key> withdrawn_order_;
 };
 
 }  // namespace tenure::store

@@ -163,6 +163,17 @@ uint32_t Claims::lapse(uint32_t set, uint64_t& pending, const Member& member, Of
   return lapsed;
 }
 
+bool Claims::give_up(uint32_t set, uint64_t& pending, const Member& member) {
+  const auto& entry = sets_[set];
+  const bool is_listed = entry.collectors->kind == Collectors::Kind::listed;
+  if (done(set, pending) || entry.collectors->kind == Collectors::Kind::anyone ||
+      (is_listed && places(entry, {member.role, member.rank}) != nullptr)) {
+    return false;
+  }
+  fill(set, pending, member);
+  return true;
+}
+
 bool Claims::done(uint32_t set, uint64_t pending) const {
   const auto& entry = sets_[set];
   if (entry.collectors->kind == Collectors::Kind::anyone) {
@@ -174,20 +185,28 @@ bool Claims::done(uint32_t set, uint64_t pending) const {
   return std::ranges::all_of(rows_[pending], [](uint64_t word) { return word == 0; });
 }
 
-std::vector<std::string> Claims::waiting(uint32_t set, uint64_t pending) const {
+std::vector<std::string> Claims::waiting(uint32_t set, uint64_t pending, const Gone& gone) const {
   const auto& entry = sets_[set];
+  const auto after = [&](std::string who, const std::string& role) {
+    if (const auto last = gone(role)) {
+      who += text(" (", member_text(*last), ", the last one here, did not come back)");
+    }
+    return who;
+  };
   switch (entry.collectors->kind) {
     case Collectors::Kind::anyone:
       return {};
     case Collectors::Kind::counted:
-      return {pending == 1 ? "1 fetch by anyone" : text(pending, " fetches by anyone")};
+      return {after(pending == 1 ? "1 fetch by anyone" : text(pending, " fetches by anyone"), "")};
     case Collectors::Kind::listed:
       break;
   }
   std::vector<std::string> out;
   for (uint32_t place = 0; place < entry.collectors->listed.size(); ++place) {
     if (is_pending(entry, pending, place)) {
-      out.push_back(collector_text(entry.collectors->listed[place]));
+      const auto& collector = entry.collectors->listed[place];
+      const auto who = collector_text(collector);
+      out.push_back(collector.rank ? who : after(who, collector.role));
     }
   }
   return out;

@@ -14,7 +14,9 @@
 #include <tenure/store/identity.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -42,12 +44,20 @@ class Claims {
   // other of its rank is there, its rank of any role. Returns how many they were.
   enum class OfItsRank : uint8_t { alone, others };
   uint32_t lapse(uint32_t set, uint64_t& pending, const Member& member, OfItsRank is);
+  // The member had begun to fetch and will not come back: the place that its fetch would have
+  // filled is waited for no longer, unless lapse() is what decides over it. Returns whether there
+  // was one.
+  bool give_up(uint32_t set, uint64_t& pending, const Member& member);
   // Whether nobody is left. Never for `anyone`.
   [[nodiscard]] bool done(uint32_t set, uint64_t pending) const;
 
   [[nodiscard]] const Collectors& collectors(uint32_t set) const { return *sets_[set].collectors; }
-  // "trainer 3"; "2 fetches by anyone"
-  [[nodiscard]] std::vector<std::string> waiting(uint32_t set, uint64_t pending) const;
+  // "trainer 3"; "2 fetches by anyone". `gone(role)` names the last member of that role (empty: of
+  // any) that went and did not come back, if no other is there: "any trainer (trainer 3, the last
+  // one here, did not come back)".
+  using Gone = std::function<std::optional<Member>(const std::string& role)>;
+  [[nodiscard]] std::vector<std::string> waiting(uint32_t set, uint64_t pending,
+                                                 const Gone& gone) const;
 
  private:
   using Key = std::pair<std::string, std::optional<int32_t>>;

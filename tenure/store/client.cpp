@@ -51,8 +51,9 @@ struct Client::State {
                      .secret = options.secret,
                      .tls = options.tls ? tls_context(*options.tls) : nullptr},
                     options.self),
-        notices(connections,
-                {.scope_closed = options.scope_closed, .owner_lost = options.owner_lost}) {}
+        notices(connections, {.scope_closed = options.scope_closed,
+                              .withdrawn = options.withdrawn,
+                              .owner_lost = options.owner_lost}) {}
 
   void check_process() const;
   void check(const Handle& handle) const;

@@ -35,6 +35,9 @@ struct ClientOptions {
   // came back may have missed some: the scope is then empty (is_all()), and all that came from
   // this owner is to be forgotten. Neither may throw, or call the client.
   std::function<void(const Member& owner, const ScopeName& scope)> scope_closed;
+  // Called likewise when an owner freed objects before their scope closed.
+  // NOLINTNEXTLINE(readability-redundant-member-init): may be left out
+  std::function<void(const Member& owner, std::span<const ObjectId> ids)> withdrawn{};
   std::function<void(const Member& owner)> owner_lost;
 };
 

@@ -3,6 +3,11 @@
 #include <algorithm>
 
 namespace tenure::store {
+namespace {
+
+constexpr size_t kMostGone = 1024;  // roles
+
+}  // namespace
 
 ConsumerId Consumers::admit(const Member& member, int64_t until_ms) {
   const auto [place, is_new] = ids_.try_emplace(member, latest_ + 1);
@@ -41,19 +46,28 @@ Consumer* Consumers::find(ConsumerId consumer) {
 
 Consumers::Lapse Consumers::lapse(int64_t now_ms) {
   Lapse out;
+  std::vector<Consumer*> lapsed;
   for (auto& [id, consumer] : consumers_) {
     if (!consumer.lapsed && consumer.until_ms < now_ms) {
       consumer.lapsed = true;
       ++out.consumers;
-      out.members.push_back(consumer.member);
+      lapsed.push_back(&consumer);
     }
   }
-  std::erase_if(out.members, [&](const Member& gone) {
-    return std::ranges::any_of(consumers_, [&](const auto& entry) {
+  for (auto* const gone : lapsed) {
+    const bool goes_on = std::ranges::any_of(consumers_, [&](const auto& entry) {
       const auto& other = entry.second;
-      return !other.lapsed && other.member.role == gone.role && other.member.rank == gone.rank;
+      return !other.lapsed && other.member.role == gone->member.role &&
+             other.member.rank == gone->member.rank;
     });
-  });
+    if (!goes_on) {
+      out.members.push_back({.member = gone->member, .begun = gone->begun.give_up()});
+    }
+    if (gone_.size() < kMostGone || gone_.contains(gone->member.role)) {
+      gone_[gone->member.role] = gone->member;
+    }
+    gone_[""] = gone->member;
+  }
   std::erase_if(consumers_, [&](const auto& entry) {
     const auto& consumer = entry.second;
     if (!consumer.lapsed || consumer.connections != 0) {
@@ -63,6 +77,14 @@ Consumers::Lapse Consumers::lapse(int64_t now_ms) {
     return true;
   });
   return out;
+}
+
+std::optional<Member> Consumers::gone(const std::string& role) const {
+  const auto last = gone_.find(role);
+  const bool some = std::ranges::any_of(consumers_, [&](const auto& entry) {
+    return !entry.second.lapsed && (role.empty() || entry.second.member.role == role);
+  });
+  return last == gone_.end() || some ? std::nullopt : std::optional(last->second);
 }
 
 }  // namespace tenure::store

@@ -19,7 +19,7 @@ bool is_kind(uint8_t number) {
   return (number >= static_cast<uint8_t>(MessageKind::introduce) &&
           number <= static_cast<uint8_t>(MessageKind::renew)) ||
          (number >= static_cast<uint8_t>(MessageKind::welcome) &&
-          number <= static_cast<uint8_t>(MessageKind::scope_closed));
+          number <= static_cast<uint8_t>(MessageKind::withdrawn));
 }
 
 bool is_header(const Header& header) {
@@ -38,6 +38,7 @@ uint32_t most_body_bytes(MessageKind kind) {
     case MessageKind::free:
     case MessageKind::fetched:
     case MessageKind::unmapped:
+    case MessageKind::withdrawn:
       return 4 + kMostWishes * kIdBytes;
     case MessageKind::renew:
     case MessageKind::done:

@@ -37,12 +37,14 @@ enum class MessageKind : uint8_t {
   freed = 36,
   closed = 37,
   text = 38,
-  scope_closed = 39,  // on a connection for notices
+  // on a connection for notices
+  scope_closed = 39,
+  withdrawn = 40,  // objects that were freed before their scope closed
 };
 
 inline constexpr size_t kHeaderBytes = 24;
 inline constexpr uint32_t kMostBodyBytes = 4 << 20;
-// Wishes in one fetch; ids in one free, fetched, unmapped.
+// Wishes in one fetch; ids in one free, fetched, unmapped, withdrawn.
 inline constexpr size_t kMostWishes = 65'536;
 inline constexpr size_t kWishBytes = 25;
 inline constexpr size_t kMostWhyBytes = 4096;  // a longer reason is cut when it is encoded
@@ -100,7 +102,7 @@ struct Refusal {
   RefusalKind kind = RefusalKind::failed;
   std::string why;
 };
-struct Ids {  // of `free`, `fetched`, `unmapped`
+struct Ids {  // of `free`, `fetched`, `unmapped`, `withdrawn`
   std::vector<ObjectId> ids;
 };
 struct Close {

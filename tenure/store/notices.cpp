@@ -25,6 +25,7 @@ using std::chrono::steady_clock;
 constexpr milliseconds kFirstPause{50};
 constexpr milliseconds kLongestPause{5'000};
 constexpr milliseconds kConnect{1'000};        // for a connection to come back
+constexpr size_t kMostReturning = 16;          // at once
 constexpr milliseconds kLeastPatience{5'000};  // with one that does not, beside its lease
 
 void append_ids(std::vector<std::byte>& to, MessageKind kind, std::vector<ObjectId>& ids) {
@@ -101,6 +102,8 @@ void Notices::stop(milliseconds patience) {
   if (thread_.joinable()) {
     thread_.join();
   }
+  returning_.clear();
+  returns_.clear();
   owners_.clear();
 }
 
@@ -116,14 +119,12 @@ void Notices::run() {
   for (;;) {
     sort_mail();
     const auto now = steady_clock::now();
-    std::vector<uint64_t> gone;
     for (auto& [id, owner] : owners_) {
       serve(owner, now);
-      if (!owner.line && now >= owner.retry_at && !reconnect(owner, now)) {
-        gone.push_back(id);
+      if (!owner.line && !owner.is_returning && now >= owner.retry_at) {
+        begin_return(id, owner, now);
       }
     }
-    std::ranges::for_each(gone, [this](uint64_t owner) { lose(owner); });
     {
       const std::lock_guard lock(mutex_);
       const bool over = stopped_ && (now >= stop_at_ || (mail_.empty() && all_said()));
@@ -137,13 +138,21 @@ void Notices::run() {
 
 void Notices::sort_mail() {
   std::unordered_map<uint64_t, Mail> mail;
+  std::vector<Return> returns;
   {
     const std::lock_guard lock(mutex_);
     mail.swap(mail_);
+    returns.swap(returns_);
     rung_ = false;
     uint64_t rings = 0;
     // NOLINTNEXTLINE(clang-analyzer-unix.BlockInCriticalSection): the bell does not block
     static_cast<void>(::read(bell_.get(), &rings, sizeof(rings)));
+  }
+  for (auto& result : returns) {
+    returning_.erase(result.owner);
+    if (!end_return(owners_.at(result.owner), result)) {
+      lose(result.owner);
+    }
   }
   for (auto& [id, letter] : mail) {
     if (letter.line) {
@@ -216,20 +225,31 @@ void Notices::read(Owner& owner) {
     incoming.arrived(got);
     while (incoming.bytes().size() >= kHeaderBytes) {
       const auto header = decode_header(incoming.bytes().first<kHeaderBytes>());
-      if (!header || header->kind != MessageKind::scope_closed) {
+      if (!header ||
+          (header->kind != MessageKind::scope_closed && header->kind != MessageKind::withdrawn)) {
         throw InputError("a notice that is none");
       }
       const size_t whole = kHeaderBytes + header->body_bytes;
       if (incoming.bytes().size() < whole) {
         break;
       }
-      hear(owner, incoming.bytes().subspan(kHeaderBytes, header->body_bytes));
+      hear(owner, header->kind, incoming.bytes().subspan(kHeaderBytes, header->body_bytes));
       incoming.consume(whole);
+    }
+    if (incoming.empty()) {
+      incoming.rest();
     }
   }
 }
 
-void Notices::hear(const Owner& owner, std::span<const std::byte> body) {
+void Notices::hear(const Owner& owner, MessageKind kind, std::span<const std::byte> body) {
+  if (kind == MessageKind::withdrawn) {
+    const Ids gone = decode_ids(body);
+    if (heard_.withdrawn) {
+      heard_.withdrawn(owner.route.origin->owner, gone.ids);
+    }
+    return;
+  }
   const ScopeClosed closed = decode_scope_closed(body);
   if (heard_.scope_closed) {
     heard_.scope_closed(owner.route.origin->owner, closed.scope);
@@ -246,20 +266,54 @@ void Notices::broke(Owner& owner, Time now) {
   owner.pause = kFirstPause;
 }
 
-bool Notices::reconnect(Owner& owner, Time now) {
-  try {
-    owner.line = connections_.connect(owner.route, Purpose::notices, now + kConnect);
-  } catch (const OwnerLost&) {
-    return false;
-  } catch (const std::exception&) {
-    const auto patience = std::max(owner.lease, kLeastPatience);
-    if (now - owner.broke_at > patience) {
-      return false;
-    }
-    owner.retry_at = steady_clock::now() + owner.pause;
-    owner.pause = std::min(2 * owner.pause, kLongestPause);
-    return true;
+void Notices::begin_return(uint64_t id, Owner& owner, Time now) {
+  bool stopped = false;
+  {
+    const std::lock_guard lock(mutex_);
+    stopped = stopped_;
   }
+  if (stopped || returning_.size() >= kMostReturning) {
+    owner.retry_at = now + kFirstPause;
+    return;
+  }
+  try {
+    returning_[id] = quiet_thread("the thread that connects to an owner again",
+                                  [this, id, route = owner.route] { try_return(id, route); });
+    owner.is_returning = true;
+  } catch (const std::exception&) {
+    returning_.erase(id);
+    retry_later(owner);
+  }
+}
+
+void Notices::try_return(uint64_t id, const Route& route) {
+  Return result{.owner = id, .line = nullptr, .is_gone = false};
+  try {
+    result.line = connections_.connect(route, Purpose::notices, steady_clock::now() + kConnect);
+  } catch (const OwnerLost&) {
+    result.is_gone = true;
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): there is no line
+  }
+  const std::lock_guard lock(mutex_);
+  returns_.push_back(std::move(result));
+  wake();
+}
+
+void Notices::retry_later(Owner& owner) {
+  owner.retry_at = steady_clock::now() + owner.pause;
+  owner.pause = std::min(2 * owner.pause, kLongestPause);
+}
+
+bool Notices::end_return(Owner& owner, Return& result) {
+  owner.is_returning = false;
+  if (result.is_gone) {
+    return false;
+  }
+  if (!result.line) {
+    retry_later(owner);
+    return steady_clock::now() - owner.broke_at <= std::max(owner.lease, kLeastPatience);
+  }
+  owner.line = std::move(result.line);
   owner.lease = milliseconds(owner.line->lease_ms);
   owner.renew_at = steady_clock::now() + owner.lease / 3;
   if (heard_.scope_closed) {
@@ -298,7 +352,7 @@ void Notices::wait() {
   }
   for (const auto& [id, owner] : owners_) {
     if (!owner.line) {
-      until = std::min(until, owner.retry_at);
+      until = owner.is_returning ? until : std::min(until, owner.retry_at);
       continue;
     }
     until = std::min(until, owner.renew_at);

@@ -1,7 +1,8 @@
 // Notices: the client's thread and its second connection to each owner. It says what was fetched
 // and unmapped (at once when idle, together when busy), renews the lease, hears which scopes
-// closed, and comes back when the connection breaks. Threading: all methods from any thread, and
-// none waits for an owner, except stop(). Torch-free.
+// closed, and comes back when the connection breaks: on a thread for each attempt, so that an owner
+// that does not answer holds up no other. Threading: all methods from any thread, and none waits
+// for an owner, except stop(). Torch-free.
 #pragma once
 
 #include <tenure/store/client.h>
@@ -25,6 +26,7 @@ class Notices {
  public:
   struct Heard {
     std::function<void(const Member& owner, const ScopeName& scope)> scope_closed;
+    std::function<void(const Member& owner, std::span<const ObjectId> ids)> withdrawn;
     std::function<void(const Member& owner)> owner_lost;
   };
 
@@ -45,8 +47,8 @@ class Notices {
   void fetched(uint64_t owner, std::span<const ObjectId> ids);
   void unmapped(uint64_t owner, ObjectId id);
 
-  // Says what is left to say, for as long as `patience`, and ends the thread. Later calls do
-  // nothing.
+  // Says what is left to say, for as long as `patience`, and ends the thread; an attempt to come
+  // back that is under way is waited for, a second at most. Later calls do nothing.
   void stop(std::chrono::milliseconds patience);
 
  private:
@@ -71,6 +73,7 @@ class Notices {
     Time renew_at;
     Time broke_at;
     Time retry_at;
+    bool is_returning = false;  // a thread tries
     std::chrono::milliseconds pause{0};
 
     [[nodiscard]] bool has_mail() const {
@@ -84,10 +87,19 @@ class Notices {
   void write(Owner& owner, Time now);
   static void send(Owner& owner);
   void read(Owner& owner);
-  void hear(const Owner& owner, std::span<const std::byte> body);
+  void hear(const Owner& owner, MessageKind kind, std::span<const std::byte> body);
   void broke(Owner& owner, Time now);
-  // False: it is gone.
-  bool reconnect(Owner& owner, Time now);
+  // What became of an attempt to connect again.
+  struct Return {
+    uint64_t owner = 0;
+    std::unique_ptr<Line> line;  // null: it failed
+    bool is_gone = false;
+  };
+  void begin_return(uint64_t id, Owner& owner, Time now);
+  void try_return(uint64_t id, const Route& route);
+  // False: the owner is gone.
+  bool end_return(Owner& owner, Return& result);
+  void retry_later(Owner& owner);
   void lose(uint64_t id);
   [[nodiscard]] bool all_said() const;
   void wait();
@@ -100,11 +112,13 @@ class Notices {
   mutable std::mutex mutex_;
   std::unordered_map<uint64_t, Mail> mail_;
   std::unordered_set<uint64_t> known_;
+  std::vector<Return> returns_;
   bool rung_ = false;
   bool stopped_ = false;
   Time stop_at_ = Time::max();
 
-  std::unordered_map<uint64_t, Owner> owners_;  // the thread's own
+  std::unordered_map<uint64_t, Owner> owners_;            // the thread's own
+  std::unordered_map<uint64_t, std::jthread> returning_;  // the thread's own
   std::jthread thread_;
 };
 

@@ -81,6 +81,11 @@ void Objects::State::free_slot(uint32_t index, const Member& by, Freed reason, i
       sharers.erase(slot.content.get());
     }
   }
+  const bool is_early =
+      reason == Freed::asked || reason == Freed::replaced || reason == Freed::failed;
+  if (is_early && !consumers.all().empty()) {
+    withdrawn.push_back({index, slot.generation});
+  }
   dead.push_back(std::move(slot.content));
   slot.content = nullptr;
   claims.drop(slot.claim, slot.pending);
@@ -175,6 +180,11 @@ bool Objects::free(ObjectId id, const Member& by, Freed reason) {
   }
   state_->free_slot(id.slot, by, reason, now_ms(), dead);
   return true;
+}
+
+std::vector<ObjectId> Objects::take_withdrawn() {
+  std::lock_guard lock(state_->mutex);
+  return std::exchange(state_->withdrawn, {});
 }
 
 }  // namespace tenure::store

@@ -120,6 +120,7 @@ std::vector<Listed> Objects::list(uint32_t from, size_t most, uint32_t* next) co
   const auto& state = *state_;
   std::vector<Listed> out;
   std::lock_guard lock(state.mutex);
+  const auto gone = [&](const std::string& role) { return state.consumers.gone(role); };
   auto index = state.slots.next_live(from);
   for (; index != state.slots.end() && out.size() < most;
        index = state.slots.next_live(index + 1)) {
@@ -132,7 +133,7 @@ std::vector<Listed> Objects::list(uint32_t from, size_t most, uint32_t* next) co
                    state.layouts.at(slot.layout),
                    slot.content->bytes(),
                    std::string(place_name(*slot.content)),
-                   state.claims.waiting(slot.claim, slot.pending),
+                   state.claims.waiting(slot.claim, slot.pending, gone),
                    slot.at_ms});
   }
   if (next != nullptr) {

@@ -30,7 +30,20 @@ size_t Objects::expire() {
   std::lock_guard lock(state.mutex);
   const auto lapse = state.consumers.lapse(state.clock());
   const auto at_ms = now_ms();
-  for (const auto& member : lapse.members) {
+  for (const auto& gone : lapse.members) {
+    const Member& member = gone.member;
+    const auto lose = [&](uint32_t index, uint32_t claims) {
+      auto& slot = state.slots.at(index);
+      state.counts.expired += claims;
+      if (claims != 0 && state.claims.done(slot.claim, slot.pending)) {
+        state.free_slot(index, member, Freed::expired, at_ms, dead);
+      }
+    };
+    for (const auto id : gone.begun) {
+      if (auto* const slot = state.slots.live(id)) {
+        lose(id.slot, state.claims.give_up(slot->claim, slot->pending, member) ? 1 : 0);
+      }
+    }
     const bool others = std::ranges::any_of(state.consumers.all(), [&](const auto& entry) {
       return !entry.second.lapsed && entry.second.member.rank == member.rank;
     });
@@ -38,11 +51,7 @@ size_t Objects::expire() {
     for (auto index = state.slots.next_live(0); index != state.slots.end();
          index = state.slots.next_live(index + 1)) {
       auto& slot = state.slots.at(index);
-      const auto lapsed = state.claims.lapse(slot.claim, slot.pending, member, is);
-      state.counts.expired += lapsed;
-      if (lapsed != 0 && state.claims.done(slot.claim, slot.pending)) {
-        state.free_slot(index, member, Freed::expired, at_ms, dead);
-      }
+      lose(index, state.claims.lapse(slot.claim, slot.pending, member, is));
     }
   }
   return lapse.consumers;
@@ -85,6 +94,9 @@ Fetched Objects::fetch(ConsumerId consumer, ObjectId id, Rows rows) {
     throw AccessRefused(state.not_yours_text(id, *slot, who->member));
   }
   auto extent = extent_of(state.layouts.at(slot->layout), rows);
+  if (state.claims.collectors(slot->claim).kind != Collectors::Kind::anyone) {
+    who->begun.add(id, [&](ObjectId old) { return state.slots.live(old) != nullptr; });
+  }
   ++state.counts.fetches;
   state.counts.fetched_bytes += extent.bytes;
   return {std::move(extent.layout), extent.offset, extent.bytes, slot->content};
@@ -94,9 +106,13 @@ void Objects::fetched(ConsumerId consumer, ObjectId id) {
   auto& state = *state_;
   Dead dead;
   std::lock_guard lock(state.mutex);
-  const auto* who = state.consumers.find(consumer);
+  auto* who = state.consumers.find(consumer);
+  if (who == nullptr) {
+    return;
+  }
+  const bool was_given_up = who->begun.end(id);
   auto* slot = state.slots.live(id);
-  if (who == nullptr || slot == nullptr) {
+  if (slot == nullptr || was_given_up) {
     return;
   }
   if (state.claims.fill(slot->claim, slot->pending, who->member)) {

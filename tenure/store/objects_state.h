@@ -63,6 +63,7 @@ struct Objects::State {
   Consumers consumers;
   Ages ages;  // filled only if there is a disk to spill to
   std::unordered_map<const Content*, std::vector<uint32_t>> sharers;  // of more than one
+  std::vector<ObjectId> withdrawn;                                    // for take_withdrawn()
   ObjectsStats counts;  // of what only counts up, and `objects`
 
   // Throws Error in a forked child.

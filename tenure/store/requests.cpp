@@ -170,6 +170,7 @@ void Connection::handle_request(MessageKind kind, std::span<const std::byte> bod
       for (const ObjectId id : decode_ids(body).ids) {
         answer.count += serving_.objects.free(id, member_) ? 1 : 0;
       }
+      serving_.tell_withdrawn();
       return sending_.push(frame(MessageKind::freed, encode(answer)));
     }
     case MessageKind::close: {

@@ -198,6 +198,12 @@ Account Server::close(const ScopeName& scope, const Member& by) {
   return state_->serving.close(scope, by);
 }
 
+void Server::tell_withdrawn() {
+  if (state_->generation == fork_generation()) {
+    state_->serving.tell_withdrawn();
+  }
+}
+
 ServerStats Server::stats() const { return state_->serving.counters.read(); }
 
 #else
@@ -210,6 +216,7 @@ Server::Server(Objects& /*objects*/, ServerOptions /*options*/) {
 Server::~Server() = default;
 std::shared_ptr<const Origin> Server::origin() const { return nullptr; }
 Account Server::close(const ScopeName& /*scope*/, const Member& /*by*/) { return {}; }
+void Server::tell_withdrawn() {}
 ServerStats Server::stats() const { return {}; }
 
 #endif

@@ -69,6 +69,10 @@ class Server {
   // Closes the scope in the table and tells every consumer that is connected.
   Account close(const ScopeName& scope, const Member& by);
 
+  // Tells every consumer that is connected what the table's owner withdrew (begin_call(),
+  // fail_call(), free()). What clients ask for is told anyway.
+  void tell_withdrawn();
+
   [[nodiscard]] ServerStats stats() const;
 
  private:

@@ -8,6 +8,8 @@
 
 #include <asio/post.hpp>
 
+#include <algorithm>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -56,12 +58,24 @@ void Serving::leave(const Member& member) {
 
 Account Serving::close(const ScopeName& scope, const Member& by) {
   Account account = objects.close(scope, by);
-  asio::post(io, [this, scope, by] { tell_closed(scope, by); });
+  asio::post(io, [this, scope, by] {
+    tell_all(frame(MessageKind::scope_closed, encode(ScopeClosed{scope, by, now_ms()})));
+  });
   return account;
 }
 
-void Serving::tell_closed(const ScopeName& scope, const Member& by) {
-  const auto notice = frame(MessageKind::scope_closed, encode(ScopeClosed{scope, by, now_ms()}));
+void Serving::tell_withdrawn() {
+  asio::post(io, [this] {
+    const auto gone = objects.take_withdrawn();
+    for (std::span<const ObjectId> left(gone); !left.empty();) {
+      const auto some = left.first(std::min(kMostWishes, left.size()));
+      tell_all(frame(MessageKind::withdrawn, encode(Ids{.ids = {some.begin(), some.end()}})));
+      left = left.subspan(some.size());
+    }
+  });
+}
+
+void Serving::tell_all(const std::vector<std::byte>& notice) {
   std::vector<std::shared_ptr<Connection>> listeners;
   for (const auto& [address, connection] : connections) {
     if (connection->hears_notices()) {

@@ -11,12 +11,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <unordered_map>
+#include <vector>
 
 namespace tenure::store {
 
@@ -51,7 +53,8 @@ struct Serving {
 
   // Closes the scope in the table; the connections for notices are told on the server's thread.
   Account close(const ScopeName& scope, const Member& by);
-  void tell_closed(const ScopeName& scope, const Member& by);
+  // What the table has withdrawn, likewise.
+  void tell_withdrawn();
 
   // Connections of this wire that have not shown who they are; the one that is here longest.
   struct Strangers {
@@ -73,6 +76,8 @@ struct Serving {
   std::unordered_map<Connection*, std::shared_ptr<Connection>> connections;
 
  private:
+  void tell_all(const std::vector<std::byte>& notice);
+
   struct Present {
     ConsumerId consumer{};
     size_t connections = 0;

@@ -16,8 +16,11 @@ at::Tensor pinned_bytes(uint64_t bytes) {
 }
 
 at::Tensor as_bytes(const at::Tensor& tensor) {
-  return at::from_blob(tensor.data_ptr(), {static_cast<int64_t>(tensor.nbytes())},
-                       at::TensorOptions().dtype(at::kByte).device(tensor.device()));
+  const auto options = at::TensorOptions().dtype(at::kByte).device(tensor.device());
+  if (tensor.nbytes() == 0) {
+    return at::empty({0}, options);  // there is no pointer whose device from_blob could check
+  }
+  return at::from_blob(tensor.data_ptr(), {static_cast<int64_t>(tensor.nbytes())}, options);
 }
 
 at::Tensor stretch(const at::Tensor& bytes, uint64_t offset, uint64_t length) {

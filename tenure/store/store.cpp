@@ -111,16 +111,18 @@ Store::State::State(StoreOptions given)
       self(self_of(options)),
       objects(self, options.limits),
       server(objects, server_options(options, self)),
-      client({.job = options.job,
-              .self = self,
-              .secret = options.secret,
-              .tls = options.tls,
-              .scope_closed =
-                  [this](const Member& owner, const ScopeName& scope) {
-                    is_all(scope) ? arrivals.owner_lost(owner)
-                                  : arrivals.scope_closed(owner, scope);
-                  },
-              .owner_lost = [this](const Member& owner) { arrivals.owner_lost(owner); }}) {}
+      client(
+          {.job = options.job,
+           .self = self,
+           .secret = options.secret,
+           .tls = options.tls,
+           .scope_closed =
+               [this](const Member& owner, const ScopeName& scope) {
+                 is_all(scope) ? arrivals.owner_lost(owner) : arrivals.scope_closed(owner, scope);
+               },
+           .withdrawn = [this](const Member& owner,
+                               std::span<const ObjectId> ids) { arrivals.withdrawn(owner, ids); },
+           .owner_lost = [this](const Member& owner) { arrivals.owner_lost(owner); }}) {}
 
 Handle Store::State::handle_of(const ScopeName& scope, Layout layout, Placed placed) const {
   return {.origin = server.origin(),
@@ -297,11 +299,14 @@ std::vector<at::Tensor> Store::get_all(std::span<const Handle> handles, const Ge
 
 uint32_t Store::begin_call(const ScopeName& scope, const std::string& call) {
   check_scope(scope);
-  return state_->objects.begin_call(scope, call);
+  const auto attempt = state_->objects.begin_call(scope, call);
+  state_->server.tell_withdrawn();
+  return attempt;
 }
 
 void Store::fail_call(const ScopeName& scope, const std::string& call, uint32_t attempt) {
   state_->objects.fail_call(scope, call, attempt);
+  state_->server.tell_withdrawn();
 }
 
 void Store::adopt(const ScopeName& scope, std::span<const Handle> handles) {

@@ -2,6 +2,7 @@
 
 #include <tenure/core/text.h>
 #include <tenure/store/errors.h>
+#include <tenure/store/resolving.h>
 #include <tenure/store/socket.h>
 #include <tenure/store/tls.h>
 #include <tenure/store/waiting.h>
@@ -236,16 +237,8 @@ std::unique_ptr<Transport> connect_tcp(const std::string& address, uint16_t port
   if (who.secret.empty()) {
     throw AccessRefused("TCP is used only with a secret of the job, and this process has none");
   }
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  const int failed = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (failed != 0) {
-    throw OwnerLost(text("the name ", address, " leads nowhere (", gai_strerror(failed), ")"));
-  }
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, freeaddrinfo);
-  Socket socket = connect_to_any(found, deadline);
+  const Addresses addresses = resolve(address, port, deadline);
+  Socket socket = connect_to_any(addresses.get(), deadline);
   tune_tcp(socket.get(), kVanishedMs);
   std::unique_ptr<Transport> transport;
   if (who.tls != nullptr) {

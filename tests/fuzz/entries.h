@@ -45,6 +45,7 @@ inline std::string body_fault(MessageKind kind, Input body) {
     case MessageKind::free:
     case MessageKind::fetched:
     case MessageKind::unmapped:
+    case MessageKind::withdrawn:
       return body_fault(body, decode_ids);
     case MessageKind::close:
       return body_fault(body, decode_close);

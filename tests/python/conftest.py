@@ -51,4 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
+@pytest.fixture(autouse=True)
+def never_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests share a process: one that leaves the store keeps the next from joining by itself."""
+    if "tenure.store.joining" in sys.modules:
+        monkeypatch.setattr(sys.modules["tenure.store.joining"], "_left", None)
+
+
 __all__ = ["browser", "fake", "pytest_configure", "pytest_runtest_protocol"]

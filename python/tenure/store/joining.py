@@ -14,6 +14,7 @@ from tenure.errors import InputError
 
 _lock = threading.Lock()
 _current: _C.Store | None = None
+_left: str | None = None  # what this process was, once it has left
 _inherited: list[_C.Store] = []  # of the process that this one was forked from; never ended here
 
 
@@ -34,7 +35,8 @@ def join(
 ) -> None:
     """Makes this process a member of a job's store.
 
-    A process that never calls it joins with the defaults when it first puts or fetches.
+    A process that never calls it joins with the defaults when it first puts or fetches; one that
+    has left joins again by this call alone.
 
     Args:
         job: Processes of one job fetch from each other. By default torchrun's run, else
@@ -67,7 +69,7 @@ def join(
     0
     >>> tenure.store.leave()
     """
-    global _current
+    global _current, _left
     with _lock:
         if _current is not None:
             name, number, _ = _current.owner
@@ -89,27 +91,40 @@ def join(
             timeout=timeout,
             tls=tls,
         )
+        _left = None
 
 
 def leave() -> None:
     """Ends this process's store: what it owned is freed, and fetching it raises OwnerLost.
 
-    Tensors that were fetched stay. Called at the interpreter's exit; without a store it does
-    nothing.
+    Tensors that were fetched stay. Whatever uses the store after that raises, until join() is
+    called again. Called at the interpreter's exit; without a store it does nothing.
     """
-    global _current
+    global _current, _left
     with _lock:
+        if _current is not None:
+            name, number, _ = _current.owner
+            _left = f"{name} {number} of the job '{_current.job}'"
         _current = None
 
 
 def current() -> _C.Store:
-    """The store of this process, joined with the defaults if it is not yet."""
+    """The store of this process, joined with the defaults if it never was.
+
+    Raises:
+        InputError: It has left.
+    """
     global _current
     store = _current
     if store is not None:
         return store
     with _lock:
         if _current is None:
+            if _left is not None:
+                raise InputError(
+                    f"this process has left the store, in which it was {_left}: call "
+                    "tenure.store.join() first"
+                )
             _current = _join(None, None, None, listen=os.environ.get("TENURE_STORE_LISTEN"))
         return _current
 
@@ -237,8 +252,9 @@ def milliseconds(seconds: float, what: str) -> int:
 
 def _forget() -> None:
     """In a forked child: the store is the parent's."""
-    global _current, _lock
+    global _current, _left, _lock
     _lock = threading.Lock()
+    _left = None
     if _current is not None:
         _inherited.append(_current)
         _current = None

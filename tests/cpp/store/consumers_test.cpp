@@ -92,7 +92,74 @@ TEST_F(Leases, OnlyThePlacesThatNobodyElseCanFillLapse) {
   now += 101;
   objects.expire();
   EXPECT_EQ(objects.stats().objects, 3U);
-  EXPECT_EQ(objects.list(0, 1, nullptr).at(0).waiting, std::vector<std::string>{"any trainer"});
+  EXPECT_TRUE(objects.list(0, 1, nullptr).at(0).waiting.at(0).starts_with("any trainer"));
+}
+
+// A role and a number have no claim of anybody's in them, until somebody begins to fetch.
+TEST_F(Leases, AFetchThatWasBegunIsAClaimThatLapses) {
+  const auto any = put(objects, step(1), 100, listed({{"trainer", {}}})).id;
+  const auto two = put(objects, step(1), 100, counted(2)).id;
+  const auto other = objects.admit(trainer(1));
+  objects.fetch(other, two, {});
+  objects.fetched(other, two);
+  const auto killed = objects.admit(trainer(0));
+  objects.fetch(killed, any, {});
+  objects.fetch(killed, two, {});
+  objects.parted(killed);
+  now += 101;
+  objects.renew(other);
+  objects.expire();
+  EXPECT_EQ(objects.stats().objects, 0U);
+  EXPECT_EQ(objects.stats().expired, 2U);
+  EXPECT_EQ(freed(Freed::expired), 2U);
+}
+
+TEST_F(Leases, OneThatWasSlowIsNotCountedTwice) {
+  const auto two = put(objects, step(1), 100, counted(2)).id;
+  const auto slow = objects.admit(trainer(0));
+  objects.fetch(slow, two, {});
+  now += 101;
+  EXPECT_EQ(objects.expire(), 1U);
+  objects.renew(slow);
+  objects.fetch(slow, two, {});
+  objects.fetched(slow, two);
+  EXPECT_EQ(objects.stats().objects, 1U) << "the other one's fetch is waited for";
+  const auto other = objects.admit(trainer(1));
+  objects.fetch(other, two, {});
+  objects.fetched(other, two);
+  EXPECT_EQ(objects.stats().objects, 0U);
+}
+
+TEST_F(Leases, AFetchThatWasBegunPassesToTheNextIncarnation) {
+  const auto two = put(objects, step(1), 100, counted(2)).id;
+  const auto killed = objects.admit(trainer(0, 1));
+  objects.fetch(killed, two, {});
+  objects.parted(killed);
+  now += 60;
+  const auto again = objects.admit(trainer(0, 2));
+  objects.fetch(again, two, {});
+  objects.fetched(again, two);
+  now += 60;
+  EXPECT_EQ(objects.expire(), 1U);
+  EXPECT_EQ(objects.list(0, 1, nullptr).at(0).waiting,
+            std::vector<std::string>{"1 fetch by anyone"});
+}
+
+TEST_F(Leases, WhatNobodyHereCanFetchNamesTheLastThatCould) {
+  put(objects, step(1), 100, listed({{"trainer", {}}}));
+  put(objects, step(1), 100, counted(2));
+  objects.parted(objects.admit(trainer(0)));
+  now += 101;
+  objects.expire();
+  const auto all = objects.list(0, 2, nullptr);
+  const std::string gone = " (trainer 0, the last one here, did not come back)";
+  EXPECT_EQ(all[0].waiting, std::vector<std::string>{"any trainer" + gone});
+  EXPECT_EQ(all[1].waiting, std::vector<std::string>{"2 fetches by anyone" + gone});
+  objects.admit({"critic", 0, 7});
+  EXPECT_EQ(objects.list(0, 1, nullptr).at(0).waiting,
+            std::vector<std::string>{"any trainer" + gone});
+  EXPECT_EQ(objects.list(1, 1, nullptr).at(0).waiting,
+            std::vector<std::string>{"2 fetches by anyone"});
 }
 
 TEST_F(Leases, AClaimPassesToTheNextIncarnation) {

@@ -1,5 +1,6 @@
 // What the fuzzers found worth keeping, without a fuzzer: scripts/fuzz looks for more.
 #include "../../fuzz/entries.h"
+#include "../../fuzz/live.h"
 
 #include <gtest/gtest.h>
 
@@ -16,9 +17,9 @@ struct Corpus {
   std::string (*fault)(Input) = nullptr;
 };
 
-class Fuzz : public testing::TestWithParam<Corpus> {};
+class Corpora : public testing::TestWithParam<Corpus> {};
 
-TEST_P(Fuzz, WhatWasKeptHoldsStill) {
+TEST_P(Corpora, WhatWasKeptHoldsStill) {
   size_t files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(
            std::filesystem::path(TENURE_FUZZ_CORPUS) / GetParam().folder)) {
@@ -30,7 +31,22 @@ TEST_P(Fuzz, WhatWasKeptHoldsStill) {
   EXPECT_GT(files, 0) << "the corpus is not there";
 }
 
-INSTANTIATE_TEST_SUITE_P(Corpus, Fuzz,
+TEST(Fuzz, WhatWasKeptLeavesALiveServerAsItWas) {
+  LiveServer live;
+  ASSERT_EQ(live.fault_of_the_rest(), "");
+  size_t files = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::filesystem::path(TENURE_FUZZ_CORPUS) / "server")) {
+    std::ifstream file(entry.path(), std::ios::binary);
+    const std::string content{std::istreambuf_iterator<char>(file), {}};
+    ASSERT_EQ(live.fault(std::as_bytes(std::span(content))), "") << entry.path();
+    ++files;
+  }
+  EXPECT_GT(files, 0) << "the corpus is not there";
+  EXPECT_EQ(live.fault_of_the_rest(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Fuzz, Corpora,
                          testing::Values(Corpus{"frame", frame_fault},
                                          Corpus{"handle", handle_fault},
                                          Corpus{"hello", [](Input i) { return hello_fault(i); }}),

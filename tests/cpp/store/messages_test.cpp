@@ -78,6 +78,8 @@ std::vector<Sample> samples() {
        encode(Ids{.ids = {{.slot = 1, .generation = 2}, {.slot = 3, .generation = 4}}}),
        again<decode_ids>},
       {"fetched_none", fetched, encode(Ids{}), again<decode_ids>},
+      {"withdrawn", withdrawn, encode(Ids{.ids = {{.slot = 1, .generation = 2}}}),
+       again<decode_ids>},
       {"close", close, encode(Close{.scope = kStep}), again<decode_close>},
       {"close_largest", close, encode(Close{.scope = kLongScope}), again<decode_close>},
       {"freed", freed, encode(FreedAnswer{.count = UINT64_MAX}), again<decode_freed>},
@@ -283,8 +285,8 @@ TEST(Messages, NamesThatAreNoneAreNotSent) {
 
 std::vector<MessageKind> kinds() {
   using enum MessageKind;
-  return {introduce, fetch,  free,    close, ask,   same,   fetched, unmapped,    renew,
-          welcome,   object, refusal, done,  freed, closed, text,    scope_closed};
+  return {introduce, fetch,  free,    close, ask,   same,   fetched, unmapped,     renew,
+          welcome,   object, refusal, done,  freed, closed, text,    scope_closed, withdrawn};
 }
 
 std::optional<Header> header_of(const Bytes& bytes) {

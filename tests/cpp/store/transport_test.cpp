@@ -3,6 +3,7 @@
 #include "served.h"
 #include <tenure/store/errors.h>
 #include <tenure/store/listening_sockets.h>
+#include <tenure/store/resolving.h>
 #include <tenure/store/waiting.h>
 
 #include <gtest/gtest.h>
@@ -43,6 +44,32 @@ TEST(Transport, NobodyThereIsOwnerLost) {
   uint16_t port = 0;
   listen_tcp({"127.0.0.1", 0}, &port);  // and not any more
   EXPECT_THROW(connect_tcp("127.0.0.1", port, kWho, within(kLong)), OwnerLost);
+}
+
+// Asks a name server that answers after a second, if at all.
+int slowly(const char* /*name*/, const char* port, const addrinfo* hints, addrinfo** found) {
+  ::poll(nullptr, 0, 1000);
+  return ::getaddrinfo("127.0.0.1", port, hints, found);
+}
+
+TEST(Transport, ANameThatNobodyAnswersForTimesOut) {
+  const auto before = std::chrono::steady_clock::now();
+  EXPECT_TRUE(says(what_of<StoreTimeout>([] { resolve("far.away", 1, within(50), slowly); }),
+                   {"far.away", "in the time"}));
+  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::milliseconds(700));
+}
+
+TEST(Transport, ANameIsLookedUp) {
+  EXPECT_NE(resolve("far.away", 1, within(kLong), slowly), nullptr);
+  EXPECT_NE(resolve("127.0.0.1", 1, within(kLong), nullptr), nullptr) << "an address is none";
+}
+
+TEST(Transport, OnlyANameThatIsNoneIsOwnerLost) {
+  const auto answers = [](int failed) {
+    return [failed](const char*, const char*, const addrinfo*, addrinfo**) { return failed; };
+  };
+  EXPECT_THROW(resolve("far.away", 1, within(kLong), answers(EAI_NONAME)), OwnerLost);
+  EXPECT_THROW(resolve("far.away", 1, within(kLong), answers(EAI_AGAIN)), StoreTimeout);
 }
 
 TEST(Transport, ASocketThatItsServerLeftBehindIsOwnerLost) {

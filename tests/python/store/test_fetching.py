@@ -304,6 +304,26 @@ def test_what_is_freed_is_not_kept(trainer: Member) -> None:
         sent.get(keep=True)
 
 
+def test_what_its_owner_frees_is_not_kept(trainer: Member) -> None:
+    with tenure.store.scope("step", 52) as scope:
+        freed, stays = (scope.put(tensor_of([100_000], seed=seed)) for seed in (0, 1))
+        for handle in freed, stays:
+            trainer.call("get", handle, keep=True, wire="tcp")
+        assert trainer.call("kept_bytes") == freed.bytes + stays.bytes
+        assert freed.free()
+        until(lambda: trainer.call("kept_bytes") == stays.bytes)
+
+
+def test_what_a_later_attempt_replaces_is_not_kept(trainer: Member) -> None:
+    with tenure.store.scope("step", 53) as scope:
+        with scope.call("logp") as call:
+            first = call.put(tensor_of([100_000]))
+        trainer.call("get", first, keep=True, wire="tcp")
+        assert trainer.call("kept_bytes") == first.bytes
+        with scope.call("logp"):
+            until(lambda: trainer.call("kept_bytes") == 0)
+
+
 def test_an_owner_that_is_gone_is_named(trainer: Member) -> None:
     job = trainer.call("put", "step", 60, {"shape": [1]}).job
     with Member(job, "rollout", 9) as other:

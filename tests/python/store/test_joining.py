@@ -14,8 +14,10 @@ import tenure
 
 
 @pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a process that has not joined yet."""
     tenure.store.leave()
+    monkeypatch.setattr(tenure.store.joining, "_left", None)
     yield
     tenure.store.leave()
 
@@ -103,8 +105,22 @@ def test_leaving_frees_and_a_handle_says_so() -> None:
     with pytest.raises(tenure.InputError, match="has been left"):
         scope.put(torch.ones(2))
     assert scope.close().stored == 0
+    tenure.store.join()
     with pytest.raises(tenure.OwnerLost, match="default 0"):
         left.get()
+
+
+def test_one_that_has_left_does_not_join_again_by_itself() -> None:
+    """As somebody else, that is: a thread that fetches late would be `default 0`."""
+    tenure.store.join("one", "trainer", 2)
+    sent = handle()
+    tenure.store.leave()
+    says = "has left the store, in which it was trainer 2 of the job 'one'"
+    for use in (sent.get, handle, tenure.store.stats):
+        with pytest.raises(tenure.InputError, match=says):
+            use()
+    tenure.store.join("one", "trainer", 2)
+    assert handle().get().tolist() == [1, 1]
 
 
 def test_a_forked_child_does_not_wait_for_the_parents_tables() -> None:
