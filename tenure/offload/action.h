@@ -7,8 +7,9 @@
 namespace tenure::offload {
 
 enum class Action : uint8_t {
-  keep,     // stays on the device until backward has used it
-  offload,  // rests on the host in between
+  keep,       // stays on the device until backward has used it
+  offload,    // rests on the host in between
+  recompute,  // is dropped, and made again from what it was made of
 };
 
 // Why a saved tensor was kept on the device.
@@ -22,8 +23,9 @@ enum class Kept : uint8_t {
   host_full,    // the host limit is reached
   disk_full,    // the disk is
   in_backward,  // saved while a backward runs, which is about to need it
+  unplanned,    // no plan says what to do with it, and there is room for it
 };
-inline constexpr size_t kKeptReasons = 9;
+inline constexpr size_t kKeptReasons = 10;
 
 // "parameters and buffers", "too small to pay": as a report says it.
 const char* kept_text(Kept reason);

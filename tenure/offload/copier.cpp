@@ -167,6 +167,13 @@ void Copier::end(std::unique_ptr<Timing> timing, const c10::Stream& stream) {
   }
 }
 
+void Copier::collect_all() {
+  for (const auto& timing : timings_) {
+    timing->end.synchronize();
+  }
+  collect();
+}
+
 void Copier::collect() {
   std::erase_if(timings_, [](const auto& timing) {
     if (!timing->end.query()) {

@@ -51,6 +51,8 @@ class Copier {
   void stop_measuring() { measuring_ = false; }
   // Adds what has been timed and is done. Cheap, waits for nothing.
   void collect();
+  // Adds all of it. Waits for the device.
+  void collect_all();
 
   const Moved& moved_out() const { return out_; }
   const Moved& moved_back() const { return back_; }

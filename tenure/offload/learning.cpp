@@ -9,14 +9,10 @@
 namespace tenure::offload {
 namespace {
 
-// Plans remembered, one for each shape of step.
-constexpr size_t kMostKnown = 8;
 // Steps of one unknown shape before one is measured.
 constexpr uint32_t kUnknown = 2;
 // Shapes whose succession is remembered; a program with more has no rhythm.
 constexpr size_t kMostShapes = 64;
-// What a copy costs the host: below the bytes that move meanwhile a storage is not worth one.
-constexpr double kCopyOverhead = 10e-6;
 // Allocators round up, CUDA's by up to 1 MiB an allocation and not always alike: so much of the
 // budget stays free.
 constexpr double kBudgetMargin = 0.005;
@@ -36,9 +32,14 @@ constexpr uint64_t kShrinkEvery = 4;
 // Levels at the begin of a step that differ by less than this part of the budget are the same.
 constexpr double kSameLevel = 0.005;
 
-int64_t part_of(int64_t bytes, double part) {
-  return static_cast<int64_t>(static_cast<double>(bytes) * part);
+// Of autograd's alone.
+size_t saves_of(const Known& known) {
+  return known.followed != nullptr ? known.followed->saves : known.timeline.saved.size();
 }
+
+std::pair<uint64_t, double> timed(const Moved& moved) { return {moved.timed_bytes, moved.seconds}; }
+
+}  // namespace
 
 uint64_t shape_of(const Timeline& timeline) {
   uint64_t hash = 1469598103934665603U;
@@ -48,23 +49,24 @@ uint64_t shape_of(const Timeline& timeline) {
   return hash;
 }
 
-std::pair<uint64_t, double> timed(const Moved& moved) { return {moved.timed_bytes, moved.seconds}; }
-
-}  // namespace
-
 void State::begin() {
   std::lock_guard lock(mutex_);
   if (active_) {
-    throw InputError(
-        "this Offload is entered already: leave it first, or make a second one for a nested block");
+    throw InputError(text("this ", options.recompute ? "Fit" : "Offload",
+                          " is entered already: leave it first, or make a second one for a nested "
+                          "block"));
   }
   if (open_) {
     finish_step();
+  }
+  if (options.recompute) {
+    watch_calls(shared_from_this());
   }
   ++step_;
   active_ = open_ = true;
   recorder_.begin(meter_.get());
   order_.clear();
+  roots_.clear();
   counted_.clear();
   position_ = fetched_upto_ = 0;
   ahead_ = largest_ = alone_ = 0;
@@ -74,6 +76,13 @@ void State::begin() {
     disk_->begin_step();
   }
   choose_mode();
+  if (options.recompute) {
+    proving_ = false;
+    kept_profiled_.clear();
+    profile_.begin();
+    lineage_.begin(mode_ == Mode::planned ? known_->followed : nullptr);
+    roots_.resize(mode_ == Mode::planned ? known_->followed->fit.roots.size() : 0);
+  }
   const bool timed = mode_ == Mode::measuring || step_ <= kTimedFirst || step_ % kTimedEvery == 0;
   for (const auto& [device, lane] : lanes_) {
     lane->copier.collect();
@@ -89,6 +98,7 @@ void State::begin() {
 }
 
 void State::end() {
+  unwatch_calls(*this);
   std::lock_guard lock(mutex_);
   active_ = false;
   meet(recorder_.end());
@@ -99,8 +109,10 @@ void State::end() {
 }
 
 void State::abandon() {
+  unwatch_calls(*this);
   std::lock_guard lock(mutex_);
-  active_ = open_ = false;
+  active_ = open_ = inside_call_ = false;
+  lineage_.let_go();
   forget_dead();
   report();
 }
@@ -169,8 +181,11 @@ void State::remember(uint64_t shape) {
 
 // The step is not the one that was planned: another plan may fit what was saved so far.
 void State::lose_plan() {
-  const auto other = std::ranges::find(fits_, true);
+  const auto other = options.recompute ? fits_.end() : std::ranges::find(fits_, true);
   if (other == fits_.end()) {
+    if (options.recompute) {
+      lineage_.lose(text("save ", order_.size(), " was of another size"));
+    }
     mode_ = Mode::following;
     return;
   }
@@ -186,8 +201,10 @@ uint64_t State::following_room() const {
 void State::finish_step() {
   open_ = false;
   const auto& timeline = recorder_.timeline();
-  if (mode_ == Mode::planned && timeline.saved.size() != known_->timeline.saved.size()) {
+  lineage_.let_go();
+  if (mode_ == Mode::planned && timeline.saved.size() != saves_of(*known_)) {
     mode_ = Mode::following;  // it ended early
+    lineage_.lose("it ended early");
   }
   for (const auto& [device, lane] : lanes_) {
     lane->copier.collect();
@@ -198,8 +215,11 @@ void State::finish_step() {
   }
   remember(shape_of(timeline));
   if (mode_ == Mode::measuring) {
-    learn();
+    options.recompute ? learn_fit() : learn();
   } else if (mode_ == Mode::planned) {
+    if (options.recompute) {
+      finish_fit();
+    }
     check_peak();
     std::ranges::rotate(all_known_, std::ranges::find(all_known_, known_));
     check_lives_on();
@@ -279,18 +299,22 @@ Plan State::plan_for(const Known& known) const {
 
 // A plan that was exceeded is made again with more caution.
 void State::check_peak() {
-  if (meter_ == nullptr) {
+  if (meter_ == nullptr || proving_) {
     return;
   }
   const auto most = options.budget
                         ? static_cast<int64_t>(*options.budget)
                         : cap_for(known_->timeline) + part_of(least_peak(known_->timeline), kSlack);
   const auto over = recorder_.peak() - most;
-  const bool can_do_less = known_->plan.peak > least_peak(known_->timeline);
+  const bool can_do_less = known_->plan.peak > least_of(*known_);
   if (over <= 0 || !can_do_less) {
     return;
   }
   margin_ += over;
+  if (known_->followed != nullptr) {
+    make_fit(*known_);
+    return;
+  }
   if (least_peak(known_->timeline) <= cap_for(known_->timeline)) {
     known_->plan = plan_for(*known_);
   }
@@ -301,10 +325,15 @@ void State::report() {
   last_ = now_;
   last_.least = least;
   last_.steps = step_;
-  last_.mode = mode_;
+  last_.mode = mode_ == Mode::planned && proving_ ? Mode::proving : mode_;
   last_.peak = recorder_.peak();
   last_.promised = mode_ == Mode::planned ? known_->plan.peak : 0;
   last_.budget = static_cast<int64_t>(options.budget.value_or(0));
+  last_.remade = lineage_.made();
+  last_.audited = audited_;
+  if (mode_ == Mode::following && options.recompute) {
+    last_.diverged = lineage_.lost();
+  }
   const auto moved = totals();
   last_.moved_out.bytes = moved.out.bytes - before_.out.bytes;
   last_.moved_in.bytes = moved.back.bytes - before_.back.bytes;

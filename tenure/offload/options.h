@@ -27,6 +27,12 @@ struct Options {
   uint64_t host_limit = std::numeric_limits<uint64_t>::max();
   HostFull host_full = HostFull::raise;
   Streams streams = Streams::two;
+  // What can be made again more cheaply than held may be: `budget` is required.
+  bool recompute = false;
+  // With `recompute`: whether anything is moved, beside what is profiled and audited.
+  bool moves = true;
+  // The part of what is dropped that is compared, when it is made again, with what it was.
+  double audit = 0.001;
   // Smaller storages are kept. None: derived from what a copy costs.
   std::optional<uint64_t> min_bytes;
 };

@@ -1,6 +1,7 @@
 #include <tenure/offload/planner.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 namespace tenure::offload {
@@ -55,6 +56,18 @@ class Level {
   int64_t cap_;
 };
 
+bool fits_kept(const Level& level, const SavedTrace& saved) {
+  return level.fits(saved.bytes, gone_from(saved), saved.needed) &&
+         (!saved.lasts || level.fits(saved.bytes, between_uses(saved), saved.last + 1));
+}
+
+void add_kept(Level& level, const SavedTrace& saved) {
+  level.add(saved.bytes, gone_from(saved), saved.needed);
+  if (saved.lasts) {
+    level.add(saved.bytes, between_uses(saved), saved.last + 1);
+  }
+}
+
 void keep(Plan& plan, size_t index, Kept why) {
   plan.actions[index] = Action::keep;
   plan.why[index] = why;
@@ -67,11 +80,13 @@ Plan all_that_pay(const Timeline& timeline, Level& level, uint64_t small) {
   plan.why.assign(timeline.saved.size(), Kept::budget);
   for (size_t i = 0; i < timeline.saved.size(); ++i) {
     const auto& saved = timeline.saved[i];
-    if (saved.gone == kNever) {
+    if (saved.remade) {
+      plan.actions[i] = Action::recompute;
+    } else if (saved.gone == kNever) {
       keep(plan, i, Kept::lives_on);
     } else if (saved.bytes < small) {
       keep(plan, i, Kept::small);
-      level.add(saved.bytes, gone_from(saved), saved.needed);
+      add_kept(level, saved);
     }
   }
   return plan;
@@ -111,11 +126,22 @@ void schedule(Plan& plan, const Timeline& timeline, Level& level) {
     level.add(saved.bytes, at, saved.needed);
     plan.fetch[at].push_back(i);
     last = at;
-    if (saved.uses > 1 && level.fits(saved.bytes, saved.needed + 1, saved.last + 1)) {
+    if (saved.stays) {
+      plan.stays[i] = true;
+    } else if (saved.uses > 1 && level.fits(saved.bytes, saved.needed + 1, saved.last + 1)) {
       level.add(saved.bytes, saved.needed + 1, saved.last + 1);
       plan.stays[i] = true;
     }
   }
+}
+
+// A fit plan's roots stand behind all others, whenever they were saved.
+std::vector<size_t> last_saved_first(const Timeline& timeline) {
+  std::vector<size_t> order(timeline.saved.size());
+  std::iota(order.rbegin(), order.rend(), size_t{0});
+  std::ranges::stable_sort(order, std::ranges::greater{},
+                           [&](size_t i) { return timeline.saved[i].saved; });
+  return order;
 }
 
 Plan finish(Plan plan, const Timeline& timeline, Level& level) {
@@ -131,6 +157,10 @@ Plan finish(Plan plan, const Timeline& timeline, Level& level) {
 // known, so it counts.
 size_t gone_from(const SavedTrace& saved) {
   return std::max(saved.saved, std::max<size_t>(saved.gone, 1) - 1);
+}
+
+size_t between_uses(const SavedTrace& saved) {
+  return std::max(saved.needed + 1, gone_from(saved));
 }
 
 int64_t least_peak(const Timeline& timeline) { return Level(timeline, 0).peak(); }
@@ -159,16 +189,17 @@ Plan plan_all(const Timeline& timeline, int64_t cap, uint64_t small) {
 Plan plan_within(const Timeline& timeline, int64_t cap, uint64_t small) {
   Level level(timeline, cap);
   auto plan = all_that_pay(timeline, level, 0);
+  const auto order = last_saved_first(timeline);
   // Small ones first, wherever they are; then Note [Earliest saved goes first].
   for (const bool only_small : {true, false}) {
-    for (size_t i = timeline.saved.size(); i-- > 0;) {
+    for (const auto i : order) {
       const auto& saved = timeline.saved[i];
-      if (plan.actions[i] == Action::keep || (only_small && saved.bytes >= small) ||
-          !level.fits(saved.bytes, gone_from(saved), saved.needed)) {
+      if (plan.actions[i] != Action::offload || (only_small && saved.bytes >= small) ||
+          !fits_kept(level, saved)) {
         continue;
       }
       keep(plan, i, only_small ? Kept::small : Kept::budget);
-      level.add(saved.bytes, gone_from(saved), saved.needed);
+      add_kept(level, saved);
     }
   }
   return finish(std::move(plan), timeline, level);

@@ -36,6 +36,8 @@ struct Plan {
 
 // The interval from which on it would be on the device for our sake alone.
 size_t gone_from(const SavedTrace& saved);
+// The one from which on it would be so again, after its first use and until its last.
+size_t between_uses(const SavedTrace& saved);
 
 // The least peak that any plan can promise.
 int64_t least_peak(const Timeline& timeline);

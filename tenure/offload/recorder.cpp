@@ -10,6 +10,7 @@ void Recorder::begin(Meter* meter) {
   alive_.clear();
   any_needed_ = false;
   timeline_.at_begin = meter_ != nullptr ? meter_->read().current : 0;
+  level_ = timeline_.at_begin;
   peak_ = timeline_.at_begin;
 }
 
@@ -49,13 +50,14 @@ size_t Recorder::tick() {
   read();
   notice_gone();
   timeline_.peak.push_back(0);
+  timeline_.level.push_back(level_);
   return timeline_.peak.size() - 1;
 }
 
 // Whom everybody has let go since the last tick.
 void Recorder::notice_gone() {
   std::erase_if(alive_, [&](const auto& entry) {
-    if (entry.second.alive()) {
+    if (held_ ? held_(entry.first, entry.second) : entry.second.alive()) {
       return false;
     }
     timeline_.saved[entry.first].gone = timeline_.peak.size();
@@ -68,11 +70,21 @@ void Recorder::read() {
   if (meter_ == nullptr) {
     return;
   }
-  const auto peak = meter_->read().peak;
+  const auto [current, peak] = meter_->read();
+  level_ = current;
   peak_ = std::max(peak_, peak);
   if (!timeline_.peak.empty()) {
-    timeline_.peak.back() = peak;
+    timeline_.peak.back() = std::max(timeline_.peak.back(), peak);
   }
+}
+
+void Recorder::pause() {
+  read();
+  paused_ = level_;
+}
+
+int64_t Recorder::resume() {
+  return meter_ == nullptr ? 0 : std::max<int64_t>(meter_->read().peak - paused_, 0);
 }
 
 }  // namespace tenure::offload

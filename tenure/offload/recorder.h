@@ -5,6 +5,7 @@
 #include <tenure/core/storage_ref.h>
 #include <tenure/offload/timeline.h>
 
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,10 @@ namespace tenure::offload {
 
 class Recorder {
  public:
+  // Whether someone but us holds a saved storage; by default, whether it is alive.
+  using Held = std::function<bool(size_t index, const StorageRef& storage)>;
+  void ask_of_holders(Held held) { held_ = std::move(held); }
+
   // The step begins. Without a meter, as on the CPU, levels are zero.
   void begin(Meter* meter);
 
@@ -22,6 +27,13 @@ class Recorder {
   // The step is over, though its backward may still come. Returns what someone holds even now.
   std::vector<StorageRef> end();
 
+  // What is allocated from here to resume() does not count. The highest level meanwhile, above that
+  // of pause().
+  void pause();
+  int64_t resume();
+
+  // The interval that is open.
+  size_t interval() const { return timeline_.peak.empty() ? 0 : timeline_.peak.size() - 1; }
   const Timeline& timeline() const { return timeline_; }
   // The highest level of the whole step so far.
   int64_t peak() const { return peak_; }
@@ -33,9 +45,12 @@ class Recorder {
   void read();
 
   Meter* meter_ = nullptr;
+  Held held_;
   Timeline timeline_;
   std::vector<std::pair<size_t, StorageRef>> alive_;  // saved, and still held by someone
   int64_t peak_ = 0;
+  int64_t level_ = 0;   // when it was last read
+  int64_t paused_ = 0;  // the level then
   bool any_needed_ = false;
 };
 

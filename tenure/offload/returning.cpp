@@ -50,6 +50,10 @@ void State::reach(const SavedStorage& entry) {
     return;
   }
   recorder_.needed(entry.index);
+  if (mode_ == Mode::measuring && options.recompute) {
+    follow_ticks();
+  }
+  lineage_.let_go();
   doubt(entry);
   if (mode_ == Mode::planned) {
     const auto needed = known_->timeline.saved[entry.index].needed;
@@ -78,6 +82,12 @@ at::Tensor State::board(const Saved& saved, const c10::Stream& compute, Sharing 
     original.reset();
   }
   const bool first = entry.uses++ == 0;
+  if (entry.action == Action::recompute && !original.defined()) {
+    return remade(saved, compute, sharing);
+  }
+  if (entry.action == Action::recompute) {
+    return original;
+  }
   if (entry.action == Action::keep) {
     return original.defined() ? original : saved.passed_;
   }
@@ -137,8 +147,11 @@ bool State::stays(const SavedStorage& entry) const {
   if (entry.step != step_ || !open_ || mode_ == Mode::measuring) {
     return false;
   }
+  if (entry.asks > 0) {
+    return true;
+  }
   if (mode_ == Mode::planned) {
-    const bool whole = order_[entry.index].lock().get() == &entry;  // not another part of it
+    const bool whole = entry_at(entry.index).get() == &entry;  // not another part of it
     return whole && known_->plan.stays[entry.index] &&
            entry.uses < known_->timeline.saved[entry.index].uses;
   }
@@ -187,7 +200,7 @@ void State::keep_planned() {
   const auto& fetch_at = known_->plan.fetch;
   for (auto tick = fetched_upto_; tick <= position_ && tick < fetch_at.size(); ++tick) {
     for (const auto index : fetch_at[tick]) {
-      const auto entry = index < order_.size() ? order_[index].lock() : nullptr;
+      const auto entry = entry_at(index);
       const auto original = entry != nullptr ? entry->original.lock() : std::nullopt;
       if (original && entry->action == Action::offload && !entry->fetched.held()) {
         stay(*entry, *original);
@@ -226,8 +239,8 @@ void State::stay(SavedStorage& entry, const c10::Storage& storage) {
 
 // False where the device has no room for it now.
 bool State::try_fetch(size_t index) {
-  const auto entry = index < order_.size() ? order_[index].lock() : nullptr;
-  if (entry == nullptr || entry->action == Action::keep || entry->uses > 0 ||
+  const auto entry = entry_at(index);
+  if (entry == nullptr || entry->action != Action::offload || entry->uses > 0 ||
       entry->fetched.held()) {
     return true;
   }

@@ -18,6 +18,7 @@ namespace tenure::offload {
 
 class Session;
 class State;
+struct Value;
 
 // A storage may have several version counters: x.data and the parts that unsafe_chunk() makes have
 // their own. Which one a tensor has is a part of what it is known by.
@@ -64,8 +65,12 @@ struct SavedStorage {
   uint32_t uses = 0;      // how often backward has asked for it
   bool lives_on = false;  // Action::keep, because others are said to hold it
   uint32_t views = 0;     // Action::keep: tensors on it that were given to autograd
+  uint32_t asks = 0;      // still to come, to make others of it
+  bool root = false;      // autograd has not saved it: it is held to make others of it
 
   Lease kept;                        // Action::keep
+  std::shared_ptr<Value> value;      // Action::recompute; shared with what is made of it
+  Lease was;                         // and what it was, to compare, unless that is on the host
   HostCopy host;                     // Action::offload, in memory
   std::shared_ptr<Disk::Rest> rest;  // or on disk; shared with the threads that write and read it
   Fence left;                        // the copy to the host

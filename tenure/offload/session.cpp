@@ -10,6 +10,12 @@ void check(const Options& options) {
   if (options.budget && *options.budget == 0) {
     throw InputError("a budget of 0 bytes cannot be met: give the most that the device may hold");
   }
+  if (options.recompute && !options.budget) {
+    throw InputError("what is to be made again depends on the budget: give one");
+  }
+  if (options.audit < 0 || options.audit > 1) {
+    throw InputError("audit is a part of what is made again, from 0 to 1");
+  }
 }
 
 }  // namespace
@@ -26,6 +32,7 @@ void Session::begin() { state_->begin(); }
 void Session::end() { state_->end(); }
 void Session::abandon() { state_->abandon(); }
 bool Session::active() const { return state_->active(); }
+bool Session::measuring() const { return state_->measuring(); }
 
 Saved Session::pack(const at::Tensor& tensor, std::optional<Kept> known) {
   return state_->pack(tensor, known);
@@ -48,6 +55,8 @@ std::vector<c10::Storage> Session::held(const Saved& saved) {
 
 void Session::settle() { state_->settle(); }
 Stats Session::stats() const { return state_->stats(); }
+Fitted Session::fitted() const { return state_->fitted(); }
+std::vector<Point> Session::frontier(size_t points) const { return state_->frontier(points); }
 const Options& Session::options() const { return state_->options; }
 
 }  // namespace tenure::offload

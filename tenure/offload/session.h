@@ -25,6 +25,8 @@
 #pragma once
 
 #include <tenure/core/storage_ref.h>
+#include <tenure/offload/fit_planner.h>
+#include <tenure/offload/fitted.h>
 #include <tenure/offload/options.h>
 #include <tenure/offload/saved.h>
 #include <tenure/offload/stats.h>
@@ -58,6 +60,8 @@ class Session {
   // Ends a step that an exception has cut short: nothing is learnt from it, nothing is thrown.
   void abandon();
   bool active() const;
+  // Whether the step that has begun is one that is learnt from.
+  bool measuring() const;
 
   // For autograd's hooks. `known`: why the caller wants the tensor kept.
   Saved pack(const at::Tensor& tensor, std::optional<Kept> known = {});
@@ -71,6 +75,9 @@ class Session {
   // Lets go what has been copied. Nobody needs to call it: a thread does the same.
   void settle();
   Stats stats() const;
+  // With Options::recompute: what the plan last used does, and what other budgets would cost.
+  Fitted fitted() const;
+  std::vector<Point> frontier(size_t points) const;
   const Options& options() const;
 
  private:

@@ -8,10 +8,10 @@
 #include <tenure/core/scope.h>
 #include <tenure/core/text.h>
 #include <tenure/core/torch_compat.h>
+#include <tenure/offload/geometry.h>
 #include <tenure/offload/streams.h>
 
 #include <ATen/DeviceAccelerator.h>
-#include <ATen/TensorSubclassLikeUtils.h>
 
 #include <algorithm>
 #include <tuple>
@@ -35,18 +35,6 @@ constexpr uint64_t kLeastBytes = 1024;
 
 bool earlier(c10::Device a, c10::Device b) {
   return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
-}
-
-// Not at::isTensorSubclassLike, for which every tensor is one while a dispatch mode is on.
-bool is_subclass(const at::Tensor& tensor) {
-  return !(tensor.key_set() & at::kTensorSubclassLike).empty();
-}
-
-// Whether it is a view of one storage and no more than that.
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() &&
-         !tensor.is_inference() && !is_subclass(tensor) && tensor.has_storage() &&
-         tensor.storage().data() != nullptr;
 }
 
 // Where in its storage the tensor reads, in bytes.
@@ -77,6 +65,15 @@ State::State(Options given)
     disk_ = std::make_unique<Disk>(options.folder);
     of_cpu_ = at::accelerator::deviceCount() == 0;
   }
+  if (options.recompute && of_cpu_) {
+    host_count_ = std::make_unique<HostCount>();
+    meter_ = std::make_unique<Meter>(c10::Device(c10::DeviceType::CPU));
+  }
+  if (options.recompute) {
+    recorder_.ask_of_holders([this](size_t index, const StorageRef& storage) {
+      return others_hold_profiled(index, storage);
+    });
+  }
 }
 
 // A forked child does not have the threads, whose locks and waits it has: it leaves them alone.
@@ -100,12 +97,17 @@ bool State::active() const {
   return active_;
 }
 
+bool State::measuring() const {
+  std::lock_guard lock(mutex_);
+  return active_ && mode_ == Mode::measuring;
+}
+
 Lane& State::lane(c10::Device device) {
   auto& lane = lanes_[device];
   if (lane == nullptr) {
     lane = std::make_unique<Lane>(device, options);
     lane->copier.start_measuring();
-    if (meter_ == nullptr && !device.is_cpu()) {
+    if (meter_ == nullptr && (!device.is_cpu() || host_count_ != nullptr)) {
       meter_ = std::make_unique<Meter>(device);
       recorder_.begin(meter_.get());
     }
@@ -153,6 +155,9 @@ Saved State::pack(const at::Tensor& tensor, std::optional<Kept> known) {
   if (saved.storage_->action == Action::keep) {
     saved.passed_ = tensor.tensor_data();
     ++saved.storage_->views;
+  }
+  if (mode_ == Mode::planned && options.recompute && saved.storage_->action != Action::recompute) {
+    lineage_.rest(saved.storage_, tensor, saved.storage_->index);
   }
   return saved;
 }
@@ -202,18 +207,18 @@ State::Entry State::save(const c10::Storage& storage, const Version& version, Ra
   auto& lane = this->lane(storage.device());
   auto entry = std::make_shared<SavedStorage>(storage, current_stream(lane.device));
   entry->version = version;
-  if (goes_alone(storage, version, range)) {
+  if (!options.recompute && goes_alone(storage, version, range)) {
     entry->begin = range.first / kRangeAlign * kRangeAlign;
     entry->bytes = range.second - entry->begin;
   } else {
     entry->bytes = storage.nbytes();
   }
   entry->step = step_;
-  name_owners(*entry);
+  const bool named = name_owners(*entry);
   if (const auto first = first_part(storage, version)) {
     save_more(entry, storage, *first);
   } else {
-    save_first(entry, storage);
+    save_first(entry, storage, named);
   }
   table_[entry->original].push_back(entry);
   limit_outgoing(lane);
@@ -235,13 +240,33 @@ State::Entry State::first_part(const c10::Storage& storage, const Version& versi
   return nullptr;
 }
 
-void State::save_first(const Entry& entry, const c10::Storage& storage) {
+void State::save_first(const Entry& entry, const c10::Storage& storage, bool named) {
   entry->index = recorder_.saved(entry->original, storage.nbytes());
   order_.push_back(entry);
   largest_ = std::max<uint64_t>(largest_, storage.nbytes());
   ++now_.saved.count;
   now_.saved.bytes += storage.nbytes();
+  if (mode_ == Mode::measuring && options.recompute) {
+    follow_ticks();
+    profile_.saved(storage, static_cast<uint32_t>(entry->index), recorder_.interval());
+  }
   auto why = why_planned(*entry, storage.nbytes());
+  if (!named && mode_ == Mode::planned && known_->followed != nullptr) {
+    const auto& followed = *known_->followed;
+    const auto value = followed.value_of_saved[entry->index];
+    entry->on_device = value == kNone ? entry->on_device : followed.keepers[value];
+  }
+  if (is_dropped(*entry)) {
+    drop(entry, storage);
+    return;
+  }
+  if (!why && options.recompute && mode_ == Mode::following && !options.moves) {
+    why = Kept::unplanned;
+  }
+  if (options.recompute && mode_ == Mode::measuring) {
+    why = why || keeps_profiled(storage) ? Kept::unplanned : why;
+    kept_profiled_.push_back(why.has_value());
+  }
   if (!why && others_hold(*entry, storage)) {
     why = Kept::lives_on;
   }
@@ -279,7 +304,8 @@ bool State::others_hold(const SavedStorage& entry, const c10::Storage& storage) 
 std::optional<Kept> State::why_planned(const SavedStorage& entry, uint64_t bytes) {
   const auto expects = [&](const Known& known) {
     const auto& saved = known.timeline.saved;
-    return entry.index < saved.size() && saved[entry.index].bytes == bytes;
+    const auto saves = known.followed != nullptr ? known.followed->saves : saved.size();
+    return entry.index < saves && saved[entry.index].bytes == bytes;
   };
   for (size_t i = 0; i < fits_.size(); ++i) {
     fits_[i] = fits_[i] && expects(*all_known_[i]);
@@ -292,11 +318,11 @@ std::optional<Kept> State::why_planned(const SavedStorage& entry, uint64_t bytes
   }
   position_ = std::max(position_, known_->timeline.saved[entry.index].saved);
   const auto& plan = known_->plan;
-  if (plan.actions[entry.index] == Action::offload) {
+  if (plan.actions[entry.index] != Action::keep) {
     return std::nullopt;
   }
   const auto why = plan.why[entry.index];
-  for (size_t i = 0; i < fits_.size() && why == Kept::budget; ++i) {
+  for (size_t i = 0; i < fits_.size() && why == Kept::budget && !options.recompute; ++i) {
     if (fits_[i] && all_known_[i]->plan.actions[entry.index] == Action::offload) {
       return std::nullopt;
     }
@@ -341,7 +367,7 @@ void State::move_out(SavedStorage& entry, const c10::Storage& storage) {
   // Autograd would hold it for this stream, which may be another than the one it is from.
   used_on(storage, entry.compute);
   const auto gone = mode_ == Mode::planned ? gone_from(known_->timeline.saved[entry.index]) : 0;
-  const bool first = order_[entry.index].lock().get() == &entry;
+  const bool first = entry_at(entry.index).get() == &entry;
   lane.outgoing.add({.key = &entry,
                      .bytes = first ? storage.nbytes() : entry.bytes,
                      .compute = entry.compute,
@@ -356,7 +382,7 @@ HostCopy State::room_for(const SavedStorage& entry, HostPool::Limit limit) {
 }
 
 void State::limit_outgoing(Lane& lane) {
-  if (lane.device.is_cpu()) {
+  if (lane.device.is_cpu() || inside_call_) {
     return;
   }
   int64_t room = 0;
@@ -416,8 +442,8 @@ void State::tell_of_copy(const SavedStorage& entry, const HostCopy& copy) {
   }
 }
 
-// Who made it, where someone watches that, and the device it is from.
-void State::name_owners(SavedStorage& entry) {
+// Who made it, where someone watches that (else false), and the device it is from.
+bool State::name_owners(SavedStorage& entry) {
   std::string name;
   for (const auto& part : parts()) {
     if (part->origin && name.empty()) {
@@ -428,6 +454,7 @@ void State::name_owners(SavedStorage& entry) {
   const auto site = text("from ", entry.original.device().str());
   entry.on_device = intern_owner(OwnerKind::activation, shown, site);
   entry.on_host = intern_owner(OwnerKind::host_copy, shown, site);
+  return !name.empty();
 }
 
 }  // namespace tenure::offload

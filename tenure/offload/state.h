@@ -4,21 +4,37 @@
 #include <tenure/core/meter.h>
 #include <tenure/offload/copier.h>
 #include <tenure/offload/disk.h>
+#include <tenure/offload/fitted.h>
 #include <tenure/offload/host_pool.h>
+#include <tenure/offload/lineage.h>
 #include <tenure/offload/outgoing.h>
 #include <tenure/offload/planner.h>
+#include <tenure/offload/profile.h>
 #include <tenure/offload/recorder.h>
 #include <tenure/offload/session.h>
 
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 namespace tenure::offload {
+
+// Plans remembered, one for each shape of step.
+inline constexpr size_t kMostKnown = 8;
+// What a copy costs the host: below the bytes that move meanwhile a storage is not worth one.
+inline constexpr double kCopyOverhead = 10e-6;
+
+inline int64_t part_of(int64_t bytes, double part) {
+  return static_cast<int64_t>(static_cast<double>(bytes) * part);
+}
+
+// By which steps are told apart.
+uint64_t shape_of(const Timeline& timeline);
 
 // All that one device needs.
 struct Lane {
@@ -36,14 +52,17 @@ struct Known {
   uint64_t shape = 0;
   uint64_t small = 0;  // not worth a copy; decided once, so that what moves stays the same
   Plan plan;
+  // With recompute: the step as it was measured, while `timeline` and `plan` are the fit's.
+  Timeline measured;
+  std::shared_ptr<Followed> followed;  // shared with the lineage of the step that follows it
 };
 
-class State : public std::enable_shared_from_this<State> {
+class State : public std::enable_shared_from_this<State>, public Watcher, private Lineage::Shelf {
  public:
   using Range = std::pair<size_t, size_t>;  // bytes of a storage
 
   explicit State(Options given);
-  ~State();
+  ~State() override;
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
@@ -54,11 +73,16 @@ class State : public std::enable_shared_from_this<State> {
   void end();
   void abandon();
   bool active() const;
+  bool measuring() const;
   Saved pack(const at::Tensor& tensor, std::optional<Kept> known);
   Saved pass(const at::Tensor& tensor);
   at::Tensor unpack(const Saved& saved, Sharing sharing);
   void settle();
   Stats stats();
+  bool passes(const Operator& op) override;
+  void call(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) override;
+  Fitted fitted();
+  std::vector<Point> frontier(size_t points);
   // What it keeps alive; nothing while another thread is in the middle of something.
   std::vector<c10::Storage> held(const SavedStorage& entry);
 
@@ -77,7 +101,7 @@ class State : public std::enable_shared_from_this<State> {
   std::optional<Kept> why_planned(const SavedStorage& entry, uint64_t bytes);
   bool others_hold(const SavedStorage& entry, const c10::Storage& storage) const;
   Entry first_part(const c10::Storage& storage, const Version& version) const;
-  void save_first(const Entry& entry, const c10::Storage& storage);
+  void save_first(const Entry& entry, const c10::Storage& storage, bool named);
   void save_more(const Entry& entry, const c10::Storage& storage, const SavedStorage& first);
   void keep(SavedStorage& entry, const c10::Storage& storage, Kept why);
   void move_out(SavedStorage& entry, const c10::Storage& storage);
@@ -98,6 +122,31 @@ class State : public std::enable_shared_from_this<State> {
   bool try_fetch(size_t index);
   void limit_outgoing(Lane& lane);
 
+  bool keeps_profiled(const c10::Storage& storage) const;
+  bool others_hold_profiled(size_t index, const StorageRef& ref) const;
+  Timeline profiled_timeline() const;
+  void call_profiled(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
+  void call_followed(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
+  void tell_writes(const Operator& op, const torch::jit::Stack& stack);
+  void follow_ticks();
+  bool is_dropped(const SavedStorage& entry) const;
+  void drop(const Entry& entry, const c10::Storage& storage);
+  std::shared_ptr<SavedStorage> save_root(const at::Tensor& tensor, size_t place) override;
+  c10::Storage content(SavedStorage& entry, const c10::Stream& compute) override;
+  at::Tensor remade(const Saved& saved, const c10::Stream& compute, Sharing sharing);
+  bool is_audited(const SavedStorage& entry);
+  c10::Storage brought_back(SavedStorage& entry, const c10::Stream& compute);
+  static bool is_on_host(const SavedStorage& entry, const c10::Storage& made);
+  void audit(SavedStorage& entry, const std::optional<c10::Storage>& there,
+             const c10::Stream& compute);
+  void refuse(SavedStorage& entry, const c10::Storage& was);
+  void learn_fit();
+  void make_fit(Known& known);
+  void finish_fit();
+  int64_t least_of(const Known& known) const;
+  Bus bus() const;
+  Entry entry_at(size_t index) const;
+
   void forget_dead();
   void choose_mode();
   void lose_plan();
@@ -117,7 +166,7 @@ class State : public std::enable_shared_from_this<State> {
   void count(Kept why, uint64_t bytes);
   Lane& lane(c10::Device device);
   Totals totals() const;
-  static void name_owners(SavedStorage& entry);
+  static bool name_owners(SavedStorage& entry);
   static void tell_of_copy(const SavedStorage& entry, const HostCopy& copy);
 
   uint32_t process_ = fork_generation();
@@ -127,8 +176,9 @@ class State : public std::enable_shared_from_this<State> {
   bool open_ = false;  // the step is not finished: its backward may come after end()
   std::unordered_set<StorageRef> never_;
   std::map<c10::Device, std::unique_ptr<Lane>, bool (*)(c10::Device, c10::Device)> lanes_;
-  std::unique_ptr<Disk> disk_;    // of Target::disk
-  std::unique_ptr<Meter> meter_;  // of the first device seen
+  std::unique_ptr<Disk> disk_;             // of Target::disk
+  std::unique_ptr<HostCount> host_count_;  // with recompute, of the CPU
+  std::unique_ptr<Meter> meter_;           // of the first device seen
 
   // This step.
   uint64_t step_ = 0;
@@ -136,10 +186,16 @@ class State : public std::enable_shared_from_this<State> {
   Recorder recorder_;
   std::unordered_map<StorageRef, std::vector<std::weak_ptr<SavedStorage>>> table_;
   std::vector<std::weak_ptr<SavedStorage>> order_;  // by index
-  std::shared_ptr<Known> known_;                    // that it follows
-  std::vector<bool> fits_;                          // of all that are known: it has gone so far
-  uint64_t alone_ = 0;                              // bytes kept for others whom nobody has seen
-  size_t position_ = 0;                             // in its timeline
+  std::vector<std::weak_ptr<SavedStorage>> roots_;  // by index, after those
+  Profile profile_;
+  Lineage lineage_{*this};
+  std::vector<bool> kept_profiled_;  // by index: it was on the device all the time
+  bool proving_ = false;             // something that was dropped is compared for the first time
+  bool inside_call_ = false;         // that is profiled: no waits between its begin and its end
+  std::shared_ptr<Known> known_;     // that it follows
+  std::vector<bool> fits_;           // of all that are known: it has gone so far
+  uint64_t alone_ = 0;               // bytes kept for others whom nobody has seen
+  size_t position_ = 0;              // in its timeline
   size_t fetched_upto_ = 0;
   std::unordered_set<StorageRef> counted_;  // that stay
   uint64_t ahead_ = 0;                      // bytes fetched that were not asked for yet
@@ -163,6 +219,9 @@ class State : public std::enable_shared_from_this<State> {
   uint64_t doubt_pause_ = 1;
   int64_t margin_ = 0;  // by which plans were exceeded
   Stats last_;
+  uint64_t audited_ = 0;
+  // Operators, by name and module, that gave something else when they were called again.
+  std::set<std::pair<NameId, NameId>> denied_;
 };
 
 }  // namespace tenure::offload

@@ -27,6 +27,8 @@ const char* kept_text(Kept reason) {
       return "disk full";
     case Kept::in_backward:
       return "saved during backward";
+    case Kept::unplanned:
+      return "no plan for it";
   }
   return "";
 }
@@ -37,6 +39,8 @@ std::string_view mode_name(Mode mode) {
       return "measuring";
     case Mode::planned:
       return "planned";
+    case Mode::proving:
+      return "proving";
     case Mode::following:
       return "following";
   }

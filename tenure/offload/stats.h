@@ -14,6 +14,7 @@ namespace tenure::offload {
 enum class Mode : uint8_t {
   measuring,  // one thing at a time: what the planner needs to know
   planned,    // as the planner said
+  proving,    // the same, and what is made again for the first time is compared with what it was
   following,  // shapes that no plan is for: all goes, and comes back in reverse order
 };
 std::string_view mode_name(Mode mode);
@@ -30,6 +31,8 @@ struct Stats {
   Count moved_out;  // to the host
   Count moved_in;   // and back
   Count reused;     // needed back before they had left the device
+  Count dropped;    // to be made again
+  Count remade;     // calls that made them again, and what else they took; of what was made
   std::array<Count, kKeptReasons> kept;
   uint64_t host_bytes = 0;       // held on the host now
   uint64_t most_host_bytes = 0;  // at once
@@ -45,6 +48,8 @@ struct Stats {
   int64_t promised = 0;  // by the plan
   int64_t least = 0;     // that any budget could be; 0: not known yet
   int64_t budget = 0;    // 0: none
+  uint64_t audited = 0;  // compared with what they were; so far
+  std::string diverged;  // why the step did not follow its plan; empty: it did
 };
 
 // For a person: a few lines.

@@ -19,11 +19,16 @@ struct SavedTrace {
   size_t needed = kNever;  // at which backward first asked for it
   size_t last = 0;         // the interval in which it last did
   uint32_t uses = 0;       // how often
+  // What a fit plan has decided.
+  bool remade = false;  // dropped and made again: it is neither kept nor moved
+  bool stays = false;   // from its first use to its last, which the levels contain
+  bool lasts = false;   // if it is kept, it is there until its last use, not its first
 };
 
 struct Timeline {
   int64_t at_begin = 0;           // allocated before the first tick
   std::vector<int64_t> peak;      // of each interval, with every saved storage away unless in use
+  std::vector<int64_t> level;     // at each tick, the same; empty: not known
   std::vector<SavedTrace> saved;  // in the order of saving
 
   size_t ticks() const { return peak.size(); }

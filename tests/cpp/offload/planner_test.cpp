@@ -70,6 +70,23 @@ TEST(Planner, WhatIsSavedFirstGoesFirst) {
   EXPECT_EQ(plan.actions, expected);
 }
 
+TEST(Planner, WhatIsSavedFirstGoesFirstWhereverItStands) {
+  auto timeline = mirror({10, 10, 10, 10});
+  std::ranges::rotate(timeline.saved, timeline.saved.begin() + 1);
+  const auto plan = plan_within(timeline, 125, 0);
+  const std::vector<Action> expected{Action::offload, Action::keep, Action::keep, Action::offload};
+  EXPECT_EQ(plan.actions, expected);
+}
+
+TEST(Planner, WhatIsMadeAgainTakesNoPart) {
+  auto timeline = mirror({10, 10, 10, 10});
+  timeline.saved[2].remade = true;
+  const auto plan = plan_within(timeline, 125, 0);
+  const std::vector<Action> expected{Action::offload, Action::keep, Action::recompute,
+                                     Action::keep};
+  EXPECT_EQ(plan.actions, expected);
+}
+
 TEST(Planner, AllMovesAllThatGoes) {
   const auto timeline = mirror({10, 20, 30});
   const auto plan = plan_all(timeline, 130, 0);

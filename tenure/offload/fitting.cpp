@@ -1,0 +1,251 @@
+// How a session that may recompute follows its plan: drops, makes again, and tells.
+#include <tenure/core/hold.h>
+#include <tenure/core/release.h>
+#include <tenure/core/text.h>
+#include <tenure/core/torch_compat.h>
+#include <tenure/core/where.h>
+#include <tenure/offload/state.h>
+#include <tenure/offload/streams.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <tuple>
+
+namespace tenure::offload {
+namespace {
+
+void for_each_written(const Operator& op, const torch::jit::Stack& stack,
+                      const std::function<void(const at::Tensor&)>& tell) {
+  for (const auto place : op.writes) {
+    const auto& argument = stack[stack.size() - op.arguments + place];
+    if (argument.isTensor()) {
+      if (argument.toTensor().defined()) {
+        tell(argument.toTensor());
+      }
+    } else if (argument.isTensorList()) {
+      for (const at::Tensor& tensor : argument.toTensorVector()) {
+        tell(tensor);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+bool State::passes(const Operator& op) {
+  if (!op.writes.empty() || mode_ == Mode::measuring) {
+    return false;
+  }
+  if (compat::in_backward()) {
+    return true;
+  }
+  std::lock_guard lock(mutex_);
+  return lineage_.passes(op);
+}
+
+void State::call(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
+  if (!op.writes.empty()) {
+    tell_writes(op, stack);
+  }
+  if (compat::in_backward()) {
+    op.run(keys, stack);
+  } else if (mode_ == Mode::measuring) {
+    call_profiled(op, keys, stack);
+  } else {
+    call_followed(op, keys, stack);
+  }
+}
+
+void State::tell_writes(const Operator& op, const torch::jit::Stack& stack) {
+  std::lock_guard lock(mutex_);
+  for_each_written(op, stack, [&](const at::Tensor& tensor) {
+    if (!is_plain(tensor)) {
+      return;
+    }
+    if (mode_ == Mode::measuring) {
+      profile_.written(tensor, recorder_.interval());
+    }
+    lineage_.written(tensor);
+  });
+}
+
+void State::call_followed(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
+  std::shared_ptr<Call> call;
+  {
+    std::lock_guard lock(mutex_);
+    call = lineage_.before(op, stack);
+  }
+  op.run(keys, stack);
+  std::lock_guard lock(mutex_);
+  lineage_.after(op, call, stack);
+  if (mode_ == Mode::planned && !lineage_.lost().empty()) {
+    mode_ = Mode::following;
+  }
+}
+
+State::Entry State::entry_at(size_t index) const {
+  if (index < order_.size()) {
+    return order_[index].lock();
+  }
+  const auto saves =
+      known_ != nullptr && known_->followed != nullptr ? known_->followed->saves : order_.size();
+  return index >= saves && index - saves < roots_.size() ? roots_[index - saves].lock() : nullptr;
+}
+
+bool State::is_dropped(const SavedStorage& entry) const {
+  return mode_ == Mode::planned && options.recompute &&
+         known_->plan.actions[entry.index] == Action::recompute;
+}
+
+// Until the call that makes it is over it is held: only then is there a recipe.
+void State::drop(const Entry& entry, const c10::Storage& storage) {
+  entry->action = Action::recompute;
+  if (!lineage_.drop(entry, entry->index)) {
+    entry->kept = hold(storage, entry->on_device, ScopeId::process);
+  }
+  if (is_audited(*entry)) {
+    if (proving_ && keeps_profiled(storage)) {
+      entry->was = hold(storage, entry->on_device, ScopeId::process);
+    } else {
+      move_out(*entry, storage);
+      entry->action = Action::recompute;
+    }
+  }
+  ++now_.dropped.count;
+  now_.dropped.bytes += storage.nbytes();
+}
+
+std::shared_ptr<SavedStorage> State::save_root(const at::Tensor& tensor, size_t place) {
+  const auto& storage = tensor.storage();
+  auto& lane = this->lane(storage.device());
+  auto entry = std::make_shared<SavedStorage>(storage, current_stream(lane.device));
+  entry->version = Version(tensor);
+  entry->bytes = storage.nbytes();
+  entry->step = step_;
+  entry->root = true;
+  entry->index = place;
+  if (!name_owners(*entry)) {
+    const auto& followed = *known_->followed;
+    entry->on_device = followed.owners[followed.value_of_saved[place]];
+  }
+  roots_[place - known_->followed->saves] = entry;
+  const auto& plan = known_->plan;
+  if (plan.actions[place] == Action::offload && storage.device().is_cpu() == of_cpu_) {
+    move_out(*entry, storage);
+  } else {
+    entry->action = Action::keep;
+    entry->kept = hold(storage, entry->on_device, ScopeId::process);
+    if (plan.why[place] != Kept::lives_on) {
+      count(plan.why[place], storage.nbytes());
+    }
+  }
+  return entry;
+}
+
+c10::Storage State::content(SavedStorage& entry, const c10::Stream& compute) {
+  if (entry.action == Action::keep) {
+    return entry.kept.storage();
+  }
+  if (auto there = entry.original.lock(); there && !is_released(*there)) {
+    stay_or_go(entry, *there);
+    return std::move(*there);
+  }
+  return fetched(entry, compute, Sharing::shared);
+}
+
+// What was dropped, made again.
+at::Tensor State::remade(const Saved& saved, const c10::Stream& compute, Sharing sharing) {
+  auto& entry = *saved.storage_;
+  if (entry.value == nullptr) {
+    return saved.view_of(entry.kept.storage(), 0, saved.version_.counter());
+  }
+  const bool alone = sharing == Sharing::own || compat::backward_retains_graph();
+  auto there = entry.original.lock();
+  if (there && is_released(*there)) {
+    there.reset();
+  }
+  if (entry.host || entry.rest != nullptr || entry.was.held()) {
+    audit(entry, there, compute);
+  }
+  if (there && !alone) {
+    (void)lineage_.ask(*entry.value, false);
+    return saved.view_of(std::move(*there), 0, saved.version_.counter());
+  }
+  auto storage = lineage_.ask(*entry.value, alone);
+  const auto board =
+      alone || !entry.value->board.enabled() ? c10::VariableVersion(0) : entry.value->board;
+  return saved.view_of(std::move(storage), 0, board);
+}
+
+Bus State::bus() const {
+  const auto moved = totals();
+  if (!options.moves) {
+    return {};
+  }
+  return {.out = moved.out.bandwidth(), .back = moved.back.bandwidth(), .small = 0};
+}
+
+int64_t State::least_of(const Known& known) const {
+  return known.followed != nullptr ? last_.least : least_peak(known.timeline);
+}
+
+Fitted State::fitted() {
+  std::lock_guard lock(mutex_);
+  Fitted out;
+  for (const auto& [op, module] : denied_) {
+    out.denied.push_back(call_text(op, module));
+  }
+  if (all_known_.empty() || all_known_.front()->followed == nullptr) {
+    return out;
+  }
+  const auto& known = *all_known_.front();
+  const auto& trace = known.followed->script.trace;
+  std::map<std::tuple<Action, NameId, NameId>, Fitted::Row> rows;
+  for (size_t i = 0; i < known.plan.actions.size(); ++i) {
+    const auto value = known.followed->value_of_saved[i];
+    if (known.plan.actions[i] == Action::keep && known.plan.why[i] == Kept::lives_on) {
+      continue;
+    }
+    const auto* call = value == kNone || trace.values[value].call == kNone
+                           ? nullptr
+                           : &trace.calls[trace.values[value].call];
+    const auto op = call != nullptr ? call->op : NameId::none;
+    const auto module = call != nullptr ? call->module : NameId::none;
+    auto& row = rows[{known.plan.actions[i], module, op}];
+    row.module = module;
+    row.op = op;
+    row.action = known.plan.actions[i];
+    ++row.count;
+    row.bytes += known.timeline.saved[i].bytes;
+    row.seconds += row.action == Action::recompute && call != nullptr ? call->seconds : 0;
+  }
+  for (const auto& [key, row] : rows) {
+    out.rows.push_back(row);
+  }
+  std::ranges::sort(out.rows, [](const Fitted::Row& a, const Fitted::Row& b) {
+    return std::tuple(a.action, b.bytes) < std::tuple(b.action, a.bytes);
+  });
+  out.promised = known.plan.peak;
+  out.least = last_.least;
+  out.recompute_seconds = known.followed->fit.recompute_seconds;
+  out.exposed_seconds = known.followed->fit.exposed_seconds;
+  return out;
+}
+
+std::vector<Point> State::frontier(size_t points) {
+  std::shared_ptr<Known> known;
+  Bus way;
+  {
+    std::lock_guard lock(mutex_);
+    if (all_known_.empty() || all_known_.front()->followed == nullptr) {
+      return {};
+    }
+    known = all_known_.front();
+    way = bus();
+    way.small = known->small;
+  }
+  return offload::frontier(known->measured, known->followed->script.trace, way, points);
+}
+
+}  // namespace tenure::offload

@@ -1,0 +1,443 @@
+#include <tenure/offload/lineage.h>
+
+#include <tenure/core/error.h>
+#include <tenure/core/hold.h>
+#include <tenure/core/release.h>
+#include <tenure/core/text.h>
+#include <tenure/core/where.h>
+#include <tenure/offload/streams.h>
+
+#include <ATen/ScalarOps.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
+#include <c10/core/Event.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+
+namespace tenure::offload {
+namespace {
+
+at::Tensor number_tensor(const Source& source) {
+  auto out = c10::scalar_to_tensor(source.number.value_or(c10::Scalar()));
+  out.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return out;
+}
+
+// Puts it where the call takes it.
+void put(torch::jit::Stack& stack, const Source& source, at::Tensor tensor) {
+  auto& argument = stack[source.argument];
+  if (!source.element) {
+    argument = std::move(tensor);
+    return;
+  }
+  auto list = argument.isNone() ? c10::List<at::Tensor>() : argument.toTensorList();
+  list.push_back(std::move(tensor));
+  argument = std::move(list);
+}
+
+// Whether the value is what the storage holds now.
+bool is_still(const Value& value, const StorageRef& storage) {
+  return value.storage == storage && !value.written && value.version.is_current();
+}
+
+}  // namespace
+
+void Followed::index() {
+  const auto& values = script.trace.values;
+  saves = fit.timeline.saved.size() - fit.roots.size();
+  value_of_saved.assign(fit.timeline.saved.size(), kNone);
+  root_of_value.assign(values.size(), kNone);
+  asks_of_value.assign(values.size(), 0);
+  proven.resize(values.size());
+  owners.clear();
+  keepers.clear();
+  for (const auto& value : values) {
+    const auto* call = value.call == kNone ? nullptr : &script.trace.calls[value.call];
+    const auto name = call == nullptr ? "saved activation" : call_text(call->op, call->module);
+    const auto shown = front_of(name, kLongestName);
+    owners.push_back(intern_owner(OwnerKind::activation, shown, "of what is made again"));
+    keepers.push_back(intern_owner(OwnerKind::activation, shown, "kept for backward"));
+  }
+  for (uint32_t i = 0; i < values.size(); ++i) {
+    if (values[i].saved != kNone) {
+      value_of_saved[values[i].saved] = i;
+    }
+  }
+  for (size_t i = 0; i < fit.roots.size(); ++i) {
+    value_of_saved[saves + i] = fit.roots[i];
+    root_of_value[fit.roots[i]] = static_cast<uint32_t>(saves + i);
+  }
+  passes.clear();
+  for (size_t i = 0; i < script.calls.size(); ++i) {
+    passes.push_back(!fit.recorded[i] &&
+                     std::ranges::none_of(script.calls[i].makes, [&](const auto& made) {
+                       return root_of_value[made.second] != kNone;
+                     }));
+    for (const auto input : script.trace.calls[i].inputs) {
+      if (fit.recorded[i] && !makes_again(input)) {
+        ++asks_of_value[input];
+      }
+    }
+  }
+}
+
+void Lineage::begin(std::shared_ptr<const Followed> followed) {
+  let_go();
+  followed_ = std::move(followed);
+  next_ = 0;
+  inside_ = false;
+  lost_ = followed_ == nullptr ? "no plan" : "";
+  values_.assign(followed_ == nullptr ? 0 : followed_->script.trace.values.size(), nullptr);
+  made_ = {};
+  std::erase_if(sources_, [](const auto& known) { return known.second.expired(); });
+}
+
+void Lineage::let_go() {
+  if (holding_) {
+    std::ranges::fill(values_, nullptr);
+    waiting_.clear();
+    holding_ = false;
+  }
+}
+
+void Lineage::lose(std::string why) {
+  if (lost_.empty()) {
+    lost_ = std::move(why);
+  }
+}
+
+bool Lineage::passes(const Operator& op) {
+  if (!lost_.empty()) {
+    return true;
+  }
+  if (next_ >= followed_->passes.size() || !followed_->passes[next_] ||
+      followed_->script.calls[next_].op != &op) {
+    return false;
+  }
+  ++next_;
+  return true;
+}
+
+std::shared_ptr<Call> Lineage::before(const Operator& op, const torch::jit::Stack& stack) {
+  if (!lost_.empty()) {
+    return nullptr;
+  }
+  inside_ = holding_ = true;
+  const auto& script = followed_->script;
+  if (next_ >= script.calls.size() || script.calls[next_].op != &op) {
+    lose(text("call ", next_ + 1, " was ", call_text(op.name, where().module), ", not ",
+              next_ < script.calls.size() ? std::string(name_of(script.calls[next_].op->name))
+                                          : std::string("the end")));
+    return nullptr;
+  }
+  if (!followed_->fit.recorded[next_]) {
+    return nullptr;
+  }
+  const auto& scripted = script.calls[next_];
+  const auto tensors = tensors_of(op, stack);
+  if (!tensors || tensors->size() != scripted.tensors.size()) {
+    lose(text(call_text(op.name, where().module), " was given other arguments"));
+    return nullptr;
+  }
+  auto call = std::make_shared<Call>(op, current_stream(tensors->front().tensor->device()),
+                                     script.trace.calls[next_].module);
+  call->arguments.append(stack.end() - op.arguments, stack.end());
+  call->sources.reserve(tensors->size());
+  for (size_t i = 0; i < tensors->size(); ++i) {
+    const auto& [argument, element, known] = (*tensors)[i];
+    const auto& tensor = *known;
+    call->arguments[argument] = c10::IValue();
+    auto& into = call->sources.emplace_back(Source{
+        .argument = argument, .element = element, .value = nullptr, .geometry = {}, .number = {}});
+    if ((scripted.tensors[i] == kNone) != is_number(tensor)) {
+      lose(text(call_text(op.name, where().module), " was given other arguments"));
+      return nullptr;
+    }
+    if (is_number(tensor)) {
+      into.number = at::native::_local_scalar_dense_cpu(tensor);  // past modes of Python's
+      continue;
+    }
+    into.value = source(tensor, scripted.tensors[i]);
+    into.geometry = geometry_of(tensor);
+    if (into.value == nullptr) {
+      lose(text(call_text(op.name, where().module), " was given another tensor"));
+      return nullptr;
+    }
+    if (!tensor.device().is_cpu()) {
+      call->stream = current_stream(tensor.device());
+    }
+  }
+  return call;
+}
+
+std::shared_ptr<Value> Lineage::value_for(const at::Tensor& tensor, uint32_t value) const {
+  auto out = std::make_shared<Value>(tensor, value);
+  out->owner = followed_->owners[value];
+  out->asks = std::max(followed_->asks_of_value[value], followed_->fit.asks[value]);
+  return out;
+}
+
+// The value that the plan expects there; null: it is another.
+std::shared_ptr<Value> Lineage::source(const at::Tensor& tensor, uint32_t value) {
+  auto& known = values_[value];
+  if (known != nullptr) {
+    return is_still(*known, StorageRef(tensor.storage())) ? known : nullptr;
+  }
+  known = value_for(tensor, value);
+  if (const auto place = followed_->root_of_value[value]; place != kNone) {
+    known->entry = shelf_.save_root(tensor, place);
+    known->entry->asks = known->asks;
+  } else {
+    known->kept = hold(tensor.storage(), known->owner, ScopeId::process);
+  }
+  sources_[known->storage] = known;
+  return known;
+}
+
+void Lineage::after(const Operator& op, const std::shared_ptr<Call>& call,
+                    const torch::jit::Stack& stack) {
+  inside_ = false;
+  if (!lost_.empty()) {
+    waiting_.clear();
+    return;
+  }
+  const auto& scripted = followed_->script.calls[next_++];
+  const auto* first = op.returns > 0 ? &stack[stack.size() - op.returns] : nullptr;
+  if (scripted.bytes != 0 &&
+      (first == nullptr || !first->isTensor() || !is_plain(first->toTensor()) ||
+       first->toTensor().storage().nbytes() != scripted.bytes)) {
+    lose(text(call_text(op.name, where().module), " made an output of another size"));
+    waiting_.clear();
+    return;
+  }
+  for (const auto& [output, value] : scripted.makes) {
+    const auto& made = stack[stack.size() - op.returns + output];
+    if (made.isTensor() && made.toTensor().defined() && is_plain(made.toTensor())) {
+      make_value(call, made.toTensor(), output, value);
+    }
+  }
+  for (const auto& [value, weak] : waiting_) {
+    const auto entry = weak.lock();
+    // One that failed, and was tried again, leaves those of the first time behind.
+    if (entry != nullptr && values_[value] != nullptr &&
+        is_still(*values_[value], entry->original)) {
+      entry->value = values_[value];
+      entry->kept.release();
+    }
+  }
+  waiting_.clear();
+}
+
+void Lineage::make_value(const std::shared_ptr<Call>& call, const at::Tensor& output,
+                         uint32_t place, uint32_t value) {
+  if (followed_->makes_again(value) && call != nullptr) {
+    auto made = value_for(output, value);
+    made->call = call;
+    made->output = place;
+    call->outputs.push_back(made);
+    for (const auto& from : call->sources) {
+      if (from.value != nullptr && from.value->call == nullptr) {
+        from.value->dependents.push_back(made);
+      }
+    }
+    sources_[made->storage] = made;
+    values_[value] = std::move(made);
+  } else if (followed_->root_of_value[value] != kNone) {
+    (void)source(output, value);
+  }
+}
+
+void Lineage::written(const at::Tensor& tensor) {
+  if (sources_.empty() || !is_plain(tensor)) {
+    return;
+  }
+  const auto known = sources_.find(StorageRef(tensor.storage()));
+  if (known == sources_.end()) {
+    return;
+  }
+  if (const auto value = known->second.lock()) {
+    value->written = true;
+    for (const auto& weak : std::exchange(value->dependents, {})) {
+      if (const auto dependent = weak.lock()) {
+        make_for_good(*dependent);
+      }
+    }
+  }
+  sources_.erase(known);
+}
+
+void Lineage::make_for_good(Value& value) {
+  if (value.call == nullptr) {
+    return;
+  }
+  value.kept = hold(remake(value), value.owner, ScopeId::process);
+  value.memo.release();
+  value.call = nullptr;
+  value.version = Version();  // of a storage that only we know
+  value.board = c10::VariableVersion(0);
+}
+
+bool Lineage::drop(const std::shared_ptr<SavedStorage>& entry, size_t place) {
+  if (!lost_.empty() || place >= followed_->value_of_saved.size()) {
+    return false;
+  }
+  const auto value = followed_->value_of_saved[place];
+  if (value == kNone) {
+    return false;
+  }
+  if (const auto& known = values_[value]; known != nullptr && is_still(*known, entry->original)) {
+    entry->value = known;
+    return true;
+  }
+  if (inside_ && values_[value] == nullptr) {
+    waiting_.emplace_back(value, entry);
+  }
+  return false;
+}
+
+void Lineage::rest(const std::shared_ptr<SavedStorage>& entry, const at::Tensor& tensor,
+                   size_t place) {
+  if (!lost_.empty() || place >= followed_->value_of_saved.size()) {
+    return;
+  }
+  const auto value = followed_->value_of_saved[place];
+  if (value == kNone || followed_->asks_of_value[value] == 0 ||
+      entry->bytes != tensor.storage().nbytes()) {
+    return;
+  }
+  auto& known = values_[value];
+  if (known == nullptr) {
+    known = value_for(tensor, value);
+    sources_[known->storage] = known;
+  }
+  if (is_still(*known, entry->original) && known->entry == nullptr && known->call == nullptr) {
+    entry->asks = known->asks;
+    known->entry = entry;
+    known->kept.release();
+  }
+}
+
+c10::Storage Lineage::ask(Value& value, bool alone) {
+  Scratch scratch;
+  return ask(value, alone, scratch);
+}
+
+c10::Storage Lineage::remake(Value& value) {
+  Scratch scratch;
+  return make(value, true, scratch);
+}
+
+c10::Storage Lineage::ask(Value& value, bool alone, Scratch& scratch) {
+  auto out = content(value, alone, scratch);
+  if (alone || value.asks == 0) {
+    return out;
+  }
+  --value.asks;
+  if (value.entry != nullptr) {
+    value.entry->asks = value.asks;
+  }
+  if (value.asks == 0) {
+    value.memo.release();
+    if (value.entry != nullptr && value.entry->root) {
+      value.entry->fetched.release();  // its host copy stays until nobody is made of it
+    }
+  }
+  return out;
+}
+
+c10::Storage Lineage::content(Value& value, bool alone, Scratch& scratch) {
+  if (value.call == nullptr) {
+    return held(value);
+  }
+  if (const auto known = scratch.find(&value); known != scratch.end()) {
+    return known->second;
+  }
+  if (!alone && value.memo.held() && value.board.current_version() == 0) {
+    return value.memo.storage();
+  }
+  if (auto there = value.storage.lock();
+      there && !is_released(*there) && is_still(value, value.storage)) {
+    return std::move(*there);
+  }
+  auto out = make(value, alone, scratch);
+  scratch.emplace(&value, out);
+  return out;
+}
+
+c10::Storage Lineage::held(Value& value) {
+  if (!value.version.is_current()) {
+    throw MutationError(
+        text("a tensor that saved activations are made again of has been modified by an inplace "
+             "operation where Tenure could not see it: ",
+             value.storage.text(), " is at version ", value.version.now(), "; expected version ",
+             value.version.number(),
+             " instead. Write to it inside the step's context, or after its backward"));
+  }
+  auto out = value.kept.held()
+                 ? value.kept.storage()
+                 : shelf_.content(*value.entry, current_stream(value.storage.device()));
+  if (out.nbytes() < value.bytes || is_released(out)) {
+    throw UseAfterRelease(text("what saved activations are made again of is not there: ",
+                               value.storage.text(), " has been released or resized"));
+  }
+  return out;
+}
+
+c10::Storage Lineage::make(Value& value, bool alone, Scratch& scratch) {
+  const auto call = value.call;
+  const auto compute = current_stream(call->stream.device());
+  std::unordered_map<const Value*, c10::Storage> inputs;
+  torch::jit::Stack stack(call->arguments.begin(), call->arguments.end());
+  for (const auto& source : call->sources) {
+    if (source.value == nullptr) {
+      put(stack, source, number_tensor(source));
+      continue;
+    }
+    auto known = inputs.find(source.value.get());
+    if (known == inputs.end()) {
+      known = inputs.emplace(source.value.get(), ask(*source.value, alone, scratch)).first;
+    }
+    put(stack, source, tensor_on(known->second, source.geometry));
+  }
+  const c10::OptionalStreamGuard guard(
+      call->stream.device().is_cpu() ? std::nullopt : std::optional(call->stream));
+  {
+    const Plainly plainly;
+    const c10::AutoGradMode no_grad(false);
+    call->op->handle.callBoxed(&stack);
+  }
+  ++made_.count;
+  c10::Storage out;
+  for (const auto& weak : call->outputs) {
+    const auto output = weak.lock();
+    if (output == nullptr) {
+      continue;
+    }
+    const auto& tensor = stack[output->output].toTensor();
+    if (geometry_of(tensor) != output->geometry || tensor.storage().nbytes() != output->bytes) {
+      throw Error(text(call_text(call->op->name, call->module),
+                       " made something of another shape than in forward"));
+    }
+    made_.bytes += output->bytes;
+    if (compute != call->stream) {
+      used_on(tensor.storage(), compute);
+    }
+    if (output.get() == &value) {
+      out = tensor.storage();
+    }
+    const auto more = output.get() == &value ? 1U : 0U;
+    if (!alone && output->asks > more && output->call != nullptr) {
+      output->memo = hold(tensor.storage(), output->owner, ScopeId::process);
+      output->board = c10::VariableVersion(0);
+    }
+  }
+  if (compute != call->stream) {
+    c10::Event made(call->stream.device_type());
+    made.record(call->stream);
+    made.block(compute);
+  }
+  return out;
+}
+
+}  // namespace tenure::offload

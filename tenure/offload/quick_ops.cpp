@@ -1,0 +1,105 @@
+#include <tenure/offload/quick_ops.h>
+
+#include <tenure/offload/watched.h>
+
+#include <ATen/core/boxing/impl/boxing.h>
+#include <ATen/ops/_log_softmax_ops.h>
+#include <ATen/ops/_softmax_backward_data_ops.h>
+#include <ATen/ops/_softmax_ops.h>
+#include <ATen/ops/_to_copy_ops.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/cat_ops.h>
+#include <ATen/ops/clone_ops.h>
+#include <ATen/ops/div_ops.h>
+#include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/exp_ops.h>
+#include <ATen/ops/gelu_backward_ops.h>
+#include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/mean_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/native_layer_norm_backward_ops.h>
+#include <ATen/ops/native_layer_norm_ops.h>
+#include <ATen/ops/neg_ops.h>
+#include <ATen/ops/pow_ops.h>
+#include <ATen/ops/relu_ops.h>
+#include <ATen/ops/rsqrt_ops.h>
+#include <ATen/ops/sigmoid_ops.h>
+#include <ATen/ops/silu_backward_ops.h>
+#include <ATen/ops/silu_ops.h>
+#include <ATen/ops/sub_ops.h>
+#include <ATen/ops/sum_ops.h>
+#include <ATen/ops/tanh_ops.h>
+#include <ATen/ops/threshold_backward_ops.h>
+
+#include <memory>
+#include <utility>
+
+namespace tenure::offload {
+namespace {
+
+using c10::DispatchKeySet;
+
+template <class Op, class Schema = typename Op::schema>
+class Quick;
+
+template <class Op, class Result, class... Arguments>
+class Quick<Op, Result(Arguments...)> final : public c10::OperatorKernel {
+ public:
+  explicit Quick(const c10::OperatorHandle& op) : op_(op) {}
+
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): the schema's own types
+  Result operator()(DispatchKeySet keys, Arguments... arguments) {
+    const auto below = keys & kBelowWatcher;
+    auto* watcher = t_watcher;
+    if (watcher == nullptr || below.has_any(c10::autocast_dispatch_keyset)) {
+      return Op::redispatch(below, std::forward<Arguments>(arguments)...);
+    }
+    if (watcher->passes(op_)) {
+      const c10::impl::ExcludeDispatchKeyGuard unseen(kWatcherKey);
+      return Op::redispatch(below, std::forward<Arguments>(arguments)...);
+    }
+    auto stack = c10::impl::boxArgs<Arguments...>(std::forward<Arguments>(arguments)...);
+    watcher->call(op_, below, stack);
+    return c10::impl::PopResult<Result>::call(stack);
+  }
+
+ private:
+  Operator op_;
+};
+
+template <class Op>
+bool make(const c10::OperatorHandle& op, std::optional<c10::KernelFunction>& out) {
+  if (op.operator_name().name != Op::name ||
+      op.operator_name().overload_name != Op::overload_name) {
+    return false;
+  }
+  out = c10::KernelFunction::makeFromUnboxedFunctor<false, Quick<Op>>(
+      std::make_unique<Quick<Op>>(op));
+  return true;
+}
+
+template <class... Ops>
+std::optional<c10::KernelFunction> one_of(const c10::OperatorHandle& op) {
+  std::optional<c10::KernelFunction> out;
+  (void)(make<Ops>(op, out) || ...);
+  return out;
+}
+
+}  // namespace
+
+std::optional<c10::KernelFunction> quick_kernel(const c10::OperatorHandle& op) {
+  namespace ops = at::_ops;
+  return one_of<ops::mul_Tensor, ops::add_Tensor, ops::sub_Tensor, ops::div_Tensor, ops::mul_Scalar,
+                ops::add_Scalar, ops::div_Scalar, ops::neg, ops::pow_Tensor_Scalar, ops::rsqrt,
+                ops::exp, ops::tanh, ops::sigmoid, ops::relu, ops::silu, ops::gelu, ops::mm,
+                ops::addmm, ops::bmm, ops::_to_copy, ops::cat, ops::clone, ops::mean_dim,
+                ops::sum_dim_IntList, ops::sum, ops::embedding, ops::native_layer_norm,
+                ops::_softmax, ops::_log_softmax, ops::silu_backward, ops::gelu_backward,
+                ops::threshold_backward, ops::_softmax_backward_data,
+                ops::native_layer_norm_backward>(op);
+}
+
+}  // namespace tenure::offload

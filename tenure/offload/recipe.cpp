@@ -1,0 +1,76 @@
+#include <tenure/offload/recipe.h>
+
+#include <tenure/core/text.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace tenure::offload {
+namespace {
+
+bool can_be_told(const at::Tensor& tensor) {
+  return is_plain(tensor) && !tensor.is_conj() && !tensor.is_neg();
+}
+
+bool has_optional_tensors(const c10::IValue& argument) {
+  return argument.isList() && std::ranges::any_of(argument.toListRef(), [](const auto& element) {
+           return element.isTensor();
+         });
+}
+
+}  // namespace
+
+Value::Value(const at::Tensor& tensor, uint32_t place)
+    : storage(tensor.storage()),
+      version(tensor),
+      bytes(tensor.storage().nbytes()),
+      index(place),
+      geometry(geometry_of(tensor)) {}
+
+Call::Call(const Operator& called, c10::Stream on, NameId in)
+    : op(&called), module(in), stream(on) {}
+
+bool is_number(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->is_wrapped_number();
+}
+
+std::optional<c10::SmallVector<Argument, 4>> tensors_of(const Operator& op,
+                                                        const torch::jit::Stack& stack) {
+  c10::SmallVector<Argument, 4> out;
+  const auto* arguments = stack.data() + stack.size() - op.arguments;
+  for (uint32_t i = 0; i < op.arguments; ++i) {
+    const auto& argument = arguments[i];
+    if (argument.isTensor()) {
+      const auto& tensor = argument.toTensor();
+      if (!tensor.defined()) {
+        continue;
+      }
+      if (!can_be_told(tensor)) {
+        return std::nullopt;
+      }
+      out.push_back(
+          {.argument = i, .element = {}, .tensor = c10::MaybeOwned<at::Tensor>::borrowed(tensor)});
+    } else if (argument.isTensorList()) {
+      auto list = argument.toTensorVector();
+      for (uint32_t k = 0; k < list.size(); ++k) {
+        if (!list[k].defined() || !can_be_told(list[k])) {
+          return std::nullopt;
+        }
+        out.push_back({.argument = i,
+                       .element = k,
+                       .tensor = c10::MaybeOwned<at::Tensor>::owned(std::move(list[k]))});
+      }
+    } else if (argument.isGenerator() || argument.isObject() || argument.isStorage() ||
+               has_optional_tensors(argument)) {
+      return std::nullopt;
+    }
+  }
+  return out;
+}
+
+std::string call_text(NameId op, NameId module) {
+  return module == NameId::none ? std::string(name_of(op))
+                                : text(name_of(op), " in ", name_of(module));
+}
+
+}  // namespace tenure::offload

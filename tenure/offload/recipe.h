@@ -1,0 +1,92 @@
+// Recipe: how a storage that was dropped is made again. Inside offload only.
+//
+// Note [References of a recipe]
+// A recipe holds no tensor. What it needs it knows as values, and a value is held by the session,
+// on the device or on the host, under a lease, or has a recipe itself. Arrows lead from what is
+// made to what it is made of, so that values go when the last saved tensor that needs them goes.
+#pragma once
+
+#include <tenure/core/lease.h>
+#include <tenure/core/owner.h>
+#include <tenure/core/storage_ref.h>
+#include <tenure/offload/geometry.h>
+#include <tenure/offload/interpose.h>
+#include <tenure/offload/saved.h>
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/Scalar.h>
+#include <c10/core/Stream.h>
+#include <c10/util/MaybeOwned.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace tenure::offload {
+
+struct Call;
+
+// A storage that others are made of, or that is made again itself. Guarded by the session's lock,
+// but for its end, which may come on any thread.
+struct Value {
+  Value(const at::Tensor& tensor, uint32_t place);
+
+  StorageRef storage;
+  Version version;  // when it was seen
+  uint64_t bytes;
+  uint32_t index;              // in the trace
+  OwnerId owner{};             // of its leases
+  uint32_t asks = 0;           // still to come, by the plan
+  bool written = false;        // since it was seen: its storage is something else now
+  std::shared_ptr<Call> call;  // that makes it again; null: it is held
+  uint32_t output = 0;         // of that call
+  Geometry geometry;           // of the output
+
+  std::shared_ptr<SavedStorage> entry;  // held as what autograd saves is,
+  Lease kept;                           // or on the device
+  Lease memo;                           // made again, and to be asked for again
+  c10::VariableVersion board;           // of the tensors on it
+  // Made of this one, if it is held: before someone writes to it they are made for good.
+  std::vector<std::weak_ptr<Value>> dependents;
+};
+
+// An argument of a call that was a tensor.
+struct Source {
+  uint32_t argument = 0;
+  std::optional<uint32_t> element;    // of a list
+  std::shared_ptr<Value> value;       // null: a number
+  Geometry geometry;                  // of the tensor on it
+  std::optional<c10::Scalar> number;  // that torch had wrapped into a tensor
+};
+
+// A call of an operator, to be repeated.
+struct Call {
+  Call(const Operator& called, c10::Stream on, NameId in);
+
+  const Operator* op;
+  NameId module;
+  c10::Stream stream;
+  // In place: one is made for each call that is recorded.
+  c10::SmallVector<c10::IValue, 6> arguments;  // empty where a source comes
+  c10::SmallVector<Source, 2> sources;
+  c10::SmallVector<std::weak_ptr<Value>, 1> outputs;  // that are made again
+};
+
+// The tensors among the arguments, in order: plain ones and wrapped numbers, for as long as the
+// stack is not changed. Nothing, if there is something among them that cannot be told again by
+// value.
+struct Argument {
+  uint32_t argument = 0;
+  std::optional<uint32_t> element;
+  c10::MaybeOwned<at::Tensor> tensor;
+};
+std::optional<c10::SmallVector<Argument, 4>> tensors_of(const Operator& op,
+                                                        const torch::jit::Stack& stack);
+
+bool is_number(const at::Tensor& tensor);
+
+// "aten::silu in layers.3.mlp"
+std::string call_text(NameId op, NameId module);
+
+}  // namespace tenure::offload

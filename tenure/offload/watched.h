@@ -1,0 +1,17 @@
+// The slot of interpose.h, for its kernels alone.
+#pragma once
+
+#include <tenure/core/fast_tls.h>
+#include <tenure/offload/interpose.h>
+
+#include <c10/core/DispatchKeySet.h>
+
+namespace tenure::offload {
+
+inline constexpr auto kWatcherKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+inline constexpr c10::DispatchKeySet kBelowWatcher(c10::DispatchKeySet::FULL_AFTER, kWatcherKey);
+
+// Of this thread.
+extern TENURE_FAST_TLS Watcher* t_watcher;
+
+}  // namespace tenure::offload

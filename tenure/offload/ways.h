@@ -1,0 +1,70 @@
+// The ways from keeping everything to making again whatever can be: Note [The frontier]. Plain
+// data.
+#pragma once
+
+#include <tenure/offload/choice.h>
+#include <tenure/offload/replay.h>
+#include <tenure/offload/timeline.h>
+#include <tenure/offload/trace.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace tenure::offload {
+
+// One choice of what is made again.
+struct Way {
+  Replay replay;
+  double seconds = 0;  // of making again
+  int64_t least = 0;   // peak: with all that is held away, or kept where nothing can be moved
+};
+
+// Note [Even ways]
+// Times differ from one profile to the next, and with them what is tried. What can be reached must
+// not, or a budget that was said to be possible is refused the next time. So the ways of a step
+// whose calls take as long as their outputs are large are tried, too, and they alone say what the
+// least peak is.
+class Ways {
+ public:
+  Ways(const Timeline& timeline, const Trace& trace, bool moves);
+
+  // The first makes nothing again.
+  const std::vector<Way>& all() const { return all_; }
+  // The least peak of the even ones.
+  int64_t least() const { return least_; }
+  // Rising, from none.
+  const std::vector<double>& prices() const { return prices_; }
+  // By way to part forward, by price: its place among all().
+  const std::vector<std::vector<size_t>>& by_price() const { return by_price_; }
+
+  Way at(const Price& price, size_t border) const;
+
+ private:
+  using Remade = std::vector<bool>;  // by value
+
+  void find_ways();
+  void find_even_ways();
+  static std::vector<double> prices_of(const Choice& choice, double step);
+  static std::vector<Remade> sweep(const Choice& choice, const std::vector<double>& prices,
+                                   size_t border, const std::vector<Remade>& free);
+  size_t add(const Remade& remade);
+  Remade remade_at(const Price& price, size_t border) const;
+  Way way(const Remade& remade) const;
+
+  const Timeline& timeline_;
+  const Trace& trace_;
+  bool moves_;
+  Choice choice_;
+  std::vector<double> prices_;
+  std::vector<Way> all_;
+  std::map<Remade, size_t> known_;  // place among all
+  int64_t least_ = 0;
+  std::vector<std::vector<size_t>> by_price_;
+};
+
+// The peak if all that is held is kept.
+int64_t kept_peak(const Timeline& timeline);
+
+}  // namespace tenure::offload
