@@ -2,6 +2,7 @@
 #include "bindings.h"
 #include "holders.h"
 #include <tenure/core/storage_ref.h>
+#include <tenure/core/where.h>
 #include <tenure/offload/active.h>
 #include <tenure/offload/outgoing.h>
 #include <tenure/offload/session.h>
@@ -91,8 +92,8 @@ std::vector<tenure::StorageRef> refs_of(const std::vector<at::Tensor>& tensors) 
 
 offload::Options options_from(const std::string& target, const std::string& folder,
                               std::optional<uint64_t> budget, std::optional<uint64_t> host_limit,
-                              bool raise_when_full, int streams,
-                              std::optional<uint64_t> min_bytes) {
+                              bool raise_when_full, int streams, std::optional<uint64_t> min_bytes,
+                              bool recompute, bool moves, double audit) {
   offload::Options out;
   out.target = target == "copy"   ? offload::Target::copy
                : target == "disk" ? offload::Target::disk
@@ -103,6 +104,9 @@ offload::Options options_from(const std::string& target, const std::string& fold
   out.host_full = raise_when_full ? offload::HostFull::raise : offload::HostFull::keep;
   out.streams = static_cast<offload::Streams>(streams);
   out.min_bytes = min_bytes;
+  out.recompute = recompute;
+  out.moves = moves;
+  out.audit = audit;
   return out;
 }
 
@@ -145,6 +149,51 @@ void pop_hooks() {
       .attr("_pop_saved_tensors_default_hooks")();
 }
 
+std::string_view action_name(offload::Action action) {
+  switch (action) {
+    case offload::Action::keep:
+      return "keep";
+    case offload::Action::offload:
+      return "offload";
+    case offload::Action::recompute:
+      return "recompute";
+  }
+  return "";
+}
+
+void bind_fitted(py::module_& m) {
+  using offload::Fitted;
+  using offload::Point;
+  using Row = Fitted::Row;
+  py::class_<Row>(m, "FitRow")
+      .def_property_readonly("module", [](const Row& self) { return tenure::name_of(self.module); })
+      .def_property_readonly("op", [](const Row& self) { return tenure::name_of(self.op); })
+      .def_property_readonly("action", [](const Row& self) { return action_name(self.action); })
+      .def_readonly("count", &Row::count)
+      .def_readonly("bytes", &Row::bytes)
+      .def_readonly("seconds", &Row::seconds);
+  py::class_<Fitted>(m, "FitPlan")
+      .def_readonly("rows", &Fitted::rows)
+      .def_readonly("promised", &Fitted::promised)
+      .def_readonly("least", &Fitted::least)
+      .def_readonly("recompute_seconds", &Fitted::recompute_seconds)
+      .def_readonly("exposed_seconds", &Fitted::exposed_seconds)
+      .def_readonly("denied", &Fitted::denied);
+  py::class_<Point>(m, "FitPoint")
+      .def_readonly("peak", &Point::peak)
+      .def_readonly("seconds", &Point::seconds)
+      .def_readonly("kept", &Point::kept)
+      .def_readonly("moved", &Point::moved)
+      .def_readonly("recomputed", &Point::recomputed);
+  // What runs on this thread from now on is this module's; the name of the one before.
+  m.def("enter_module", [](const std::string& name) {
+    auto& module = tenure::where().module;
+    const auto outer = std::string(tenure::name_of(module));
+    module = name.empty() ? tenure::NameId::none : tenure::intern(tenure::fitting(name));
+    return outer;
+  });
+}
+
 constexpr offload::LanguageHooks kPythonHooks{&push_hooks, &pop_hooks};
 
 }  // namespace
@@ -185,7 +234,14 @@ void bind_offload(py::module_& m) {
       .def_readonly("promised", &Stats::promised)
       .def_readonly("least", &Stats::least)
       .def_readonly("budget", &Stats::budget)
+      .def_property_readonly("dropped_bytes", bytes_of<&Stats::dropped>)
+      .def_property_readonly("dropped_storages", count_of<&Stats::dropped>)
+      .def_property_readonly("remade_bytes", bytes_of<&Stats::remade>)
+      .def_property_readonly("remade_calls", count_of<&Stats::remade>)
+      .def_readonly("audited", &Stats::audited)
+      .def_readonly("diverged", &Stats::diverged)
       .def("__str__", [](const Stats& self) { return stats_text(self); });
+  bind_fitted(m);
 
   const py::class_<offload::Saved, WithoutGil<offload::Saved>> saved(m, "OffloadSaved");
   tenure::python::register_holder(reinterpret_cast<PyTypeObject*>(saved.ptr()), [](auto* object) {
@@ -199,12 +255,15 @@ void bind_offload(py::module_& m) {
   py::class_<Session, WithoutGil<Session>>(m, "OffloadSession")
       .def(py::init([](const std::string& target, const std::string& folder,
                        std::optional<uint64_t> budget, std::optional<uint64_t> host_limit,
-                       bool raise_when_full, int streams, std::optional<uint64_t> min_bytes) {
-             return WithoutGil<Session>(new Session(options_from(
-                 target, folder, budget, host_limit, raise_when_full, streams, min_bytes)));
+                       bool raise_when_full, int streams, std::optional<uint64_t> min_bytes,
+                       bool recompute, bool moves, double audit) {
+             return WithoutGil<Session>(
+                 new Session(options_from(target, folder, budget, host_limit, raise_when_full,
+                                          streams, min_bytes, recompute, moves, audit)));
            }),
            py::arg("target"), py::arg("folder"), py::arg("budget"), py::arg("host_limit"),
-           py::arg("raise_when_full"), py::arg("streams"), py::arg("min_bytes"))
+           py::arg("raise_when_full"), py::arg("streams"), py::arg("min_bytes"),
+           py::arg("recompute") = false, py::arg("moves") = true, py::arg("audit") = 0.0)
       .def(
           "never",
           [](Session& self, const std::vector<at::Tensor>& tensors) {
@@ -216,8 +275,14 @@ void bind_offload(py::module_& m) {
       .def("abandon", &Session::abandon, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly(
           "active", py::cpp_function(&Session::active, py::call_guard<py::gil_scoped_release>()))
+      .def_property_readonly(
+          "measuring",
+          py::cpp_function(&Session::measuring, py::call_guard<py::gil_scoped_release>()))
       .def("pack", &pack)
       .def_static("unpack", &unpack)
       .def("settle", &Session::settle, py::call_guard<py::gil_scoped_release>())
-      .def("stats", &Session::stats, py::call_guard<py::gil_scoped_release>());
+      .def("stats", &Session::stats, py::call_guard<py::gil_scoped_release>())
+      .def("fitted", &Session::fitted, py::call_guard<py::gil_scoped_release>())
+      .def("frontier", &Session::frontier, py::arg("points"),
+           py::call_guard<py::gil_scoped_release>());
 }

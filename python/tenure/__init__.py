@@ -29,6 +29,9 @@ __all__ = [
     "CollectiveError",
     "Explanation",
     "Fence",
+    "Fit",
+    "FitPlan",
+    "Frontier",
     "InputError",
     "Lease",
     "LeaseError",
@@ -104,6 +107,7 @@ if TYPE_CHECKING or not is_command():
         TenureError,
         UseAfterRelease,
     )
+    from tenure.fit import Fit, FitPlan, Frontier
     from tenure.inspect.census import Census, census
     from tenure.inspect.coordinates import coordinates
     from tenure.inspect.explain import Explanation, explain

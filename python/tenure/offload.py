@@ -21,7 +21,53 @@ Streams = Literal[0, 1, 2]
 HostFull = Literal["keep", "raise"]
 
 
-class Offload:
+class Entered:
+    """What Offload and Fit share: a session, entered every step around forward and backward."""
+
+    def __init__(self, models: tuple[nn.Module, ...], session: _C.OffloadSession) -> None:
+        _need_modules(models, type(self).__name__)
+        self._models = models
+        self._session = session
+        self._hooks: saved_tensors_hooks | None = None
+
+    def __enter__(self) -> Self:
+        """Begins a step."""
+        self._session.never(list(_state_of(self._models)))
+        self._session.begin()
+        hooks = saved_tensors_hooks(self._session.pack, _C.OffloadSession.unpack)
+        try:
+            hooks.__enter__()
+        except BaseException:
+            self._session.abandon()
+            raise
+        self._hooks = hooks
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Ends it; one that an exception ended teaches nothing."""
+        if self._hooks is None:
+            return
+        self._hooks.__exit__(None, None, None)
+        self._hooks = None
+        if error is None:
+            self._session.end()
+        else:
+            self._session.abandon()
+
+    def stats(self) -> OffloadStats:
+        """What the last whole step did."""
+        return self._session.stats()
+
+    def settle(self) -> None:
+        """Lets go what has been copied to the host by now.
+
+        A thread does the same about every millisecond; call it to look at the device's memory at an
+        exact moment.
+        """
+        self._session.settle()
+
+
+class Offload(Entered):
     """Moves the activations that autograd saves to host memory, and back for backward.
 
     Enter it around forward and backward, every step; make it once. All that is saved of one
@@ -70,16 +116,12 @@ class Offload:
         min_bytes: int | str | None = None,
     ) -> None:
         """Makes one; nothing happens before it is entered."""
-        for model in models:
-            if not isinstance(model, nn.Module):
-                raise InputError(f"Offload() takes modules and got {type(model).__name__}")
         if host_full not in ("keep", "raise"):
             raise InputError(f'host_full is "keep" or "raise", not {host_full!r}')
         if isinstance(streams, float | bool) or streams not in (0, 1, 2):
             raise InputError(f"streams is 0, 1 or 2, not {streams!r}")
         kind, folder = _target(target)
-        self._models = models
-        self._session = _C.OffloadSession(
+        session = _C.OffloadSession(
             target=kind,
             folder=folder,
             budget=None if budget is None else need_size(budget, "budget"),
@@ -88,51 +130,25 @@ class Offload:
             streams=streams,
             min_bytes=None if min_bytes is None else need_size(min_bytes, "min_bytes"),
         )
+        super().__init__(models, session)
         self._idle = kind == "host" and not torch.accelerator.is_available()
-        self._hooks: saved_tensors_hooks | None = None
 
     def __enter__(self) -> Self:
         """Begins a step."""
         if self._idle:
             _say_idle()
             return self
-        self._session.never(list(_state_of(self._models)))
-        self._session.begin()
-        hooks = saved_tensors_hooks(self._session.pack, _C.OffloadSession.unpack)
-        try:
-            hooks.__enter__()
-        except BaseException:
-            self._session.abandon()
-            raise
-        self._hooks = hooks
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Ends it; one that an exception ended teaches nothing."""
-        if self._hooks is None:
-            return
-        self._hooks.__exit__(None, None, None)
-        self._hooks = None
-        if error is None:
-            self._session.end()
-        else:
-            self._session.abandon()
-
-    def stats(self) -> OffloadStats:
-        """What the last whole step did."""
-        return self._session.stats()
-
-    def settle(self) -> None:
-        """Lets go what has been copied to the host by now.
-
-        A thread does the same about every millisecond; call it to look at the device's memory at an
-        exact moment.
-        """
-        self._session.settle()
+        return super().__enter__()
 
     def __str__(self) -> str:
         """What the last whole step did, for a person."""
         return str(self.stats())
+
+
+def _need_modules(given: tuple[object, ...], taker: str) -> None:
+    for model in given:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"{taker}() takes modules and got {type(model).__name__}")
 
 
 def _target(target: str) -> tuple[str, str]:

@@ -1,0 +1,130 @@
+"""A budget is kept in every step after the proof, and one that cannot be is refused by name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import tenure
+from fitting import Job, budget_at, deep, inside, probe
+
+
+def allocated_at_most(work: Any) -> int:
+    """The most that torch's CPU allocator had given out at once meanwhile, beyond the begin."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    level = most = 0
+    events = seen.profiler.kineto_results.events()  # type: ignore[union-attr]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            most = max(most, level)
+    return most
+
+
+@pytest.mark.parametrize("part", [0.25, 0.6, 0.9])
+@pytest.mark.parametrize("audit", [0.001, 1.0])
+def test_it_is_kept_in_every_step_after_the_proof(part: float, audit: float) -> None:
+    budget = budget_at(probe(deep()), part)
+    job = deep()
+    fit = tenure.Fit(job.model, budget=budget, audit=audit)
+    for n in range(10):
+        job.model.zero_grad(set_to_none=True)
+        inside(job, n, fit)
+        if n > 1:
+            assert fit.stats().peak <= budget, n
+            assert fit.stats().peak <= fit.stats().promised * 1.02
+    assert fit.stats().mode == "planned"
+
+
+def test_it_is_kept_by_what_the_profiler_counts() -> None:
+    plain = deep()
+    all_kept = allocated_at_most(lambda: plain.loss(0).backward())
+    least = budget_at(probe(deep()), 0.25)
+    job = deep()
+    fit = tenure.Fit(job.model, budget=least)
+    for n in range(4):
+        job.model.zero_grad(set_to_none=True)
+        inside(job, n, fit)
+    job.model.zero_grad(set_to_none=True)
+    most = allocated_at_most(lambda: inside(job, 4, fit))
+    assert fit.stats().mode == "planned"
+    assert most <= least < all_kept
+
+
+def test_what_is_kept_and_what_is_made_again_are_all_that_is_saved() -> None:
+    job = deep()
+    fit = tenure.Fit(job.model, budget=budget_at(probe(deep()), 0.4))
+    for n in range(4):
+        job.model.zero_grad(set_to_none=True)
+        inside(job, n, fit)
+    stats = fit.stats()
+    assert stats.moved_out_bytes == 0
+    assert 0 < stats.dropped_bytes < stats.saved_bytes
+
+
+def test_plenty_drops_nothing() -> None:
+    job = deep()
+    fit = tenure.Fit(job.model, budget="1TiB")
+    for n in range(3):
+        inside(job, n, fit)
+    assert fit.stats().dropped_bytes == fit.stats().remade_calls == 0
+    assert fit.stats().mode == "planned"
+
+
+def test_below_the_least_the_least_is_said_and_works() -> None:
+    job = deep()
+    with pytest.raises(tenure.BudgetError, match="cannot be met") as error:
+        inside(job, 0, tenure.Fit(job.model, budget="1KiB"))
+    job.model.zero_grad(set_to_none=True)
+    found = re.search(r"Give at least (\d+) bytes", str(error.value))
+    assert found is not None
+    del error
+    budget = int(1.2 * int(found[1]))  # times are measured anew, and with them what is the least
+    fit = tenure.Fit(job.model, budget=budget)
+    for n in range(4):
+        job.model.zero_grad(set_to_none=True)
+        inside(job, n, fit)
+    assert fit.stats().mode == "planned"
+    assert fit.stats().peak <= budget
+
+
+def test_a_refused_step_is_whole_and_the_next_one_may_try_again() -> None:
+    job = deep()
+    job.loss(0).backward()
+    plain = [p.grad.clone() for p in job.model.parameters() if p.grad is not None]
+    fit = tenure.Fit(job.model, budget="1KiB")
+    for _ in range(2):
+        job.model.zero_grad(set_to_none=True)
+        with pytest.raises(tenure.BudgetError):
+            inside(job, 0, fit)
+        assert all(
+            torch.equal(p.grad, grad)
+            for p, grad in zip(job.model.parameters(), plain, strict=True)
+            if p.grad is not None
+        )
+
+
+def test_a_model_that_saves_nothing() -> None:
+    model = nn.Flatten()
+    fit = tenure.Fit(model, budget="1MiB")
+    x = torch.ones(4, 4, requires_grad=True)
+    for _ in range(3):
+        with fit:
+            model(x).sum().backward()
+    assert fit.stats().dropped_bytes == 0
+    assert "nothing is planned yet" in str(fit)
+
+
+def test_a_model_none_of_whose_activations_can_be_made_again() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(), nn.Dropout(), nn.Dropout())
+    x = torch.ones(64, 64, requires_grad=True)
+    job = Job(model, lambda _: model(x).sum())
+    with pytest.raises(tenure.BudgetError, match="Give at least"):
+        inside(job, 0, tenure.Fit(model, budget="1KiB"))
