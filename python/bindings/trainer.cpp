@@ -29,6 +29,7 @@ py::dict to_python(int64_t number, const train::RankReport& rank) {
   out["allocated"] = rank.allocated;
   out["peak"] = rank.peak;
   out["rss"] = rank.rss;
+  out["fitted"] = rank.fitted;
   return out;
 }
 
@@ -137,6 +138,7 @@ train::Job make_job(const train::ModelConfig& model, std::string data, const py:
   take("zero", zero);
   take("offload", offload);
   take("offload_budget", budget);
+  take("fit", job.fit);
   take("recompute", recompute);
   take("device", job.device);
   take("bf16", bf16);

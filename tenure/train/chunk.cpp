@@ -1,5 +1,7 @@
 #include <tenure/train/chunk.h>
 
+#include <tenure/core/text.h>
+#include <tenure/core/where.h>
 #include <tenure/train/recompute.h>
 
 #include <ATen/autocast_mode.h>
@@ -36,10 +38,35 @@ class Autocast {
   at::ScalarType type_before_;
 };
 
+// Embedding and head are layers of their own, beside those that the model counts.
+std::vector<NameId> places_of(const train::Stage& stage) {
+  std::vector<NameId> out;
+  if (stage.is_first()) {
+    out.push_back(intern("embedding"));
+  }
+  for (auto number = stage.range().first; number < stage.range().last; ++number) {
+    out.push_back(intern(text("layer ", number)));
+  }
+  out.resize(stage.layers().size(), intern("head"));
+  return out;
+}
+
 }  // namespace
+
+Chunk::Chunk(const train::Stage& stage, size_t number, Parameters& parameters,
+             const Microbatches& microbatches, const Job& job)
+    : stage_(stage),
+      number_(number),
+      parameters_(parameters),
+      microbatches_(microbatches),
+      job_(job),
+      places_(places_of(stage)) {}
 
 at::Tensor Chunk::run(size_t layer, const at::Tensor& x) const {
   const Autocast autocast(job_.device.type(), job_.precision);
+  auto here = where();
+  here.module = places_[layer];
+  const At at(here);
   return parameters_.run(number_, layer, x);
 }
 

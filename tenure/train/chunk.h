@@ -2,6 +2,7 @@
 // job, recomputed where the job says so. One thread.
 #pragma once
 
+#include <tenure/core/names.h>
 #include <tenure/pipeline/stage.h>
 #include <tenure/train/job.h>
 #include <tenure/train/parameters.h>
@@ -21,12 +22,7 @@ class Chunk final : public pipeline::Stage {
  public:
   // All outlive it. `number` is its place among this rank's stages.
   Chunk(const train::Stage& stage, size_t number, Parameters& parameters,
-        const Microbatches& microbatches, const Job& job)
-      : stage_(stage),
-        number_(number),
-        parameters_(parameters),
-        microbatches_(microbatches),
-        job_(job) {}
+        const Microbatches& microbatches, const Job& job);
 
   std::vector<at::Tensor> forward(uint32_t microbatch, std::vector<at::Tensor> inputs) override;
   std::vector<at::Tensor> parameters() const override;
@@ -39,6 +35,7 @@ class Chunk final : public pipeline::Stage {
   Parameters& parameters_;
   const Microbatches& microbatches_;
   const Job& job_;
+  std::vector<NameId> places_;  // of its layers, as plans of activations name them
 };
 
 }  // namespace tenure::train

@@ -105,7 +105,8 @@ uint64_t weights_of(const ModelConfig& model, LayerRange range) {
 // What no activation can be moved out of the way of.
 void check_budget(const Job& job, const std::vector<LayerRange>& stages,
                   const pipeline::Schedule& schedule) {
-  if (!job.offload_budget) {
+  const auto budget = job.fit ? job.fit : job.offload_budget;
+  if (!budget) {
     return;
   }
   uint64_t most = 0;
@@ -119,10 +120,19 @@ void check_budget(const Job& job, const std::vector<LayerRange>& stages,
   if (job.zero == Zero::parameters) {
     most /= static_cast<uint64_t>(job.dp);
   }
-  if (*job.offload_budget <= most) {
-    throw InputError(text("an offload budget of ", bytes_text(*job.offload_budget),
+  if (*budget <= most) {
+    throw InputError(text(job.fit ? "a budget of " : "an offload budget of ", bytes_text(*budget),
                           " cannot be met: the weights, gradients and optimizer of a rank take ",
                           bytes_text(most), " before any activation."));
+  }
+}
+
+void check_fit(const Job& job) {
+  if (job.fit && job.offload) {
+    throw InputError("a fit moves what is best moved to the host: leave offload out.");
+  }
+  if (job.fit && job.activations == Activations::recomputed) {
+    throw InputError("a fit makes again what is best made again: leave recompute out.");
   }
 }
 
@@ -196,6 +206,7 @@ void check(const Job& job, int64_t ranks) {
   check(job.model);
   check_figures(job);
   check_ranks(job, ranks);
+  check_fit(job);
   const auto schedule = pipeline_of(job);
   const auto stages = stages_of(job, schedule);
   check_budget(job, stages, schedule);

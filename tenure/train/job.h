@@ -49,6 +49,9 @@ struct Job {
   Zero zero = Zero::none;
   bool offload = false;
   std::optional<uint64_t> offload_budget;  // none: all that can go, goes
+  // The most that a rank's device may hold in a step: what is saved is kept, moved or made again,
+  // whatever is cheapest. Excludes `offload` and recomputed layers.
+  std::optional<uint64_t> fit;
   Activations activations = Activations::stored;
   c10::Device device = c10::kCPU;
   Precision precision = Precision::fp32;

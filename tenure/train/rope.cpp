@@ -1,5 +1,7 @@
 #include <tenure/train/rope.h>
 
+#include <tenure/offload/interpose.h>
+
 #include <ATen/TensorOperators.h>
 #include <ATen/core/TensorAccessor.h>
 #include <ATen/core/grad_mode.h>
@@ -58,6 +60,8 @@ void Rope::tabulate(const at::Tensor& like) {
   // Backward saves the tables, and refuses what was made in inference mode.
   const c10::InferenceMode not_inference(false);
   const at::NoGradGuard no_grad;
+  // Made in one step and used in many: a plan of what a step calls is not to have it.
+  const offload::Plainly unseen;
   const auto options = at::TensorOptions().dtype(at::kFloat).device(like.device());
   const auto pairs = frequencies_.to(like.device());
   const auto angles = at::outer(at::arange(length, options), pairs);

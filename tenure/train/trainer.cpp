@@ -126,11 +126,13 @@ AdamW optimizer_of(const Job& job, const Parameters& parameters) {
 }
 
 std::unique_ptr<offload::Session> session_of(const Job& job) {
-  if (!job.offload) {
+  if (!job.offload && !job.fit) {
     return nullptr;
   }
   offload::Options options;
-  options.budget = job.offload_budget;
+  options.budget = job.fit ? job.fit : job.offload_budget;
+  options.recompute = job.fit.has_value();
+  options.moves = !job.fit || !job.device.is_cpu();
   options.target = job.device.is_cpu() ? offload::Target::copy : offload::Target::host;
   return std::make_unique<offload::Session>(std::move(options));
 }
@@ -195,6 +197,7 @@ struct Trainer::State {
   pipeline::Loss loss_of;
   bool enough = false;  // this rank's listener says so
   Meter::Reading memory;
+  std::optional<int64_t> fitted;  // the most of the last step, if it followed its plan
 };
 
 namespace {
@@ -228,7 +231,7 @@ Trainer::State::State(const Job& given, TrainGroups with)
       training(training_and_validation(job).first, batches_of(job, data_rank)),
       validation(validation_of(job, data_rank)) {
   groups.data.timeout = job.timeout;
-  if (job.device.is_cpu() && job.strict) {
+  if (job.device.is_cpu() && (job.strict || job.fit)) {
     counting.emplace();
   }
   for (uint32_t rank = 0; rank < schedule.ranks(); ++rank) {
@@ -324,6 +327,9 @@ pipeline::StepResult Trainer::State::pass(pipeline::Pass kind) {
   offload::Active active(*session);
   auto out = pipe->step(kind, loss_of);
   active.end();
+  const auto stats = session->stats();
+  fitted =
+      job.fit && stats.mode == offload::Mode::planned ? std::optional(stats.peak) : std::nullopt;
   return out;
 }
 
@@ -344,7 +350,8 @@ std::vector<double> Trainer::State::figures(double loss) const {
                                   : std::nullopt),
           static_cast<double>(memory.current),
           static_cast<double>(memory.peak),
-          static_cast<double>(Sampler::shared().sample().process.rss)};
+          static_cast<double>(Sampler::shared().sample().process.rss),
+          figure_of(fitted)};
 }
 
 StepReport Trainer::State::step(int64_t number) {
@@ -380,6 +387,7 @@ StepReport Trainer::State::step(int64_t number) {
         .allocated = static_cast<int64_t>(of[7]),
         .peak = static_cast<int64_t>(of[8]),
         .rss = static_cast<int64_t>(of[9]),
+        .fitted = known(of[10]),
     });
   }
   enough = stop;

@@ -34,6 +34,8 @@ struct RankReport {
   int64_t allocated = 0;                     // now; 0 where nobody counts
   int64_t peak = 0;                          // at any moment
   int64_t rss = 0;
+  // With Job::fit, of a step that followed its plan: the most while the session was active.
+  std::optional<int64_t> fitted;
 };
 
 struct StepReport {

@@ -85,7 +85,13 @@ def test_it_learns_within_its_bound_and_stays_flat(bf16: bool) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"recompute": True}, {"offload": "all"}, {"recompute": True, "offload": "all"}, {"zero": 3}],
+    [
+        {"recompute": True},
+        {"offload": "all"},
+        {"recompute": True, "offload": "all"},
+        {"fit": 1 << 30},
+        {"zero": 3},
+    ],
     ids=str,
 )
 def test_every_way_to_less_memory_learns_the_same(options: dict[str, Any]) -> None:

@@ -123,6 +123,7 @@ def introduction(plan: Plan, parameters: int, begin_step: int) -> str:
         f"{plan.steps} steps of {plan.rows * plan.dp} × {plan.length} tokens"
         f" in {many(plan.microbatches, 'microbatch').replace('batchs', 'batches')}"
         + (f", schedule {plan.schedule}" if plan.pp > 1 else "")
+        + (f", each made to fit into {_C.bytes_text(plan.fit)}" if plan.fit else "")
         + (f", from step {begin_step} on" if begin_step else "")
     )
     if plan.resume and not begin_step:

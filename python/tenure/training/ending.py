@@ -85,7 +85,7 @@ def show(console: Console, plan: Plan, folder: Folder, history: History) -> None
     if history.checkpoint:
         lines.append(f"weights   {shown_path(history.checkpoint)}, which Hugging Face loads")
     lines.append(f"metrics   {shown_path(folder.metrics)}, log {shown_path(folder.log)}")
-    table = memory_table(history.ranks, verdict)
+    table = memory_table(history.ranks, verdict, plan.fit)
     told = _as_text(table)
     log = Log(folder.log)
     log(told)
@@ -98,13 +98,19 @@ def show(console: Console, plan: Plan, folder: Folder, history: History) -> None
         console.print(Text(plain(line)), soft_wrap=True)
 
 
-def memory_table(ranks: Sequence[Mapping[str, Any]], verdict: verdicts.Document | None) -> Table:
-    """A row a rank: what it held at most, what it was bound to, and whether it stayed flat."""
+def memory_table(
+    ranks: Sequence[Mapping[str, Any]], verdict: verdicts.Document | None, fit: int = 0
+) -> Table:
+    """A row a rank: what it held at most, what it was bound to, and whether it stayed flat.
+
+    With `fit`, the budget, also what it held at most in steps that had a plan.
+    """
     flat = {one["rank"]: _FLATNESS[one["verdict"]] for one in verdict["ranks"]} if verdict else {}
     table = Table(title="memory, at most of any step")
     table.add_column("rank", justify="right")
     table.add_column("has")
-    for name in ("in flight / bound", "activations / bound", "allocated", "RSS"):
+    fitted = ["planned / --fit"] if fit else []
+    for name in ["in flight / bound", "activations / bound", *fitted, "allocated", "RSS"]:
         table.add_column(name, justify="right")
     table.add_column("over steps")
     for rank in ranks:
@@ -113,6 +119,7 @@ def memory_table(ranks: Sequence[Mapping[str, Any]], verdict: verdicts.Document 
             rank["stages"],
             f"{rank['in_flight']} / {rank['in_flight_bound']}",
             f"{_bytes(rank['activations'])} / {_bytes(rank['activations_bound'])}",
+            *([f"{_bytes(rank['fitted'])} / {_bytes(fit)}"] if fit else []),
             _bytes(rank["peak"] or None),
             _bytes(rank["rss"]),
             flat.get(rank["rank"], "not watched"),

@@ -198,6 +198,16 @@ class Flags:
             metavar="none|all|8GiB",
         ),
     ] = "none"
+    fit: Annotated[
+        str,
+        _option(
+            _MEMORY,
+            "A step fits into this, in the least time: what autograd saves is kept, moved to the "
+            "host or made again, each thing as is cheapest; instead of --offload and --recompute.",
+            metavar="6GiB",
+            show_default=False,
+        ),
+    ] = ""
     recompute: Annotated[bool, _option(_MEMORY, "Layers run again in backward.", "--recompute")] = (
         False
     )

@@ -25,6 +25,7 @@ class Plan:
         least: The learning rate that the schedule ends with.
         ranks: Processes, ``pp * dp``.
         offload: ``none``, ``all`` or ``budget``.
+        fit: Bytes that a step is made to fit into; 0: whatever it takes.
         device: ``cpu`` or ``cuda``; each rank takes its own.
         bytes_as_tokens: Whether tokens are the bytes of a text.
         out: Folder of everything that the run writes.
@@ -61,6 +62,7 @@ class Plan:
     zero: int
     offload: str
     offload_budget: int
+    fit: int
     recompute: bool
     device: str
     bf16: bool
@@ -129,6 +131,7 @@ class Plan:
             zero=self.zero,
             offload=self.offload,
             offload_budget=self.offload_budget,
+            fit=self.fit or None,
             recompute=self.recompute,
             device=device,
             bf16=self.bf16,

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from tenure import _C
-from tenure._inputs import parse_bytes
+from tenure._inputs import need_size, parse_bytes
 from tenure.errors import InputError
 from tenure.inspect.options import LEVELS
 from tenure.pipelining.schedules import schedule
@@ -109,6 +109,7 @@ def plan_of(flags: Flags, world: World | None) -> Plan:
         zero=flags.zero,
         offload=offload,
         offload_budget=budget,
+        fit=_fit(flags),
         recompute=flags.recompute,
         device=_device(flags.device, world.local_ranks if world else ranks),
         bf16=_is_bf16(flags.dtype),
@@ -249,6 +250,24 @@ def _offload(text: str) -> tuple[str, int]:
     except InputError:
         raise InputError(
             f"--offload is none, all or the memory that a device may use, as 8GiB, not {text!r}"
+        ) from None
+
+
+def _fit(flags: Flags) -> int:
+    """Bytes; 0 if it was not said."""
+    if not flags.fit:
+        return 0
+    for name, chosen in (("offload", flags.offload != "none"), ("recompute", flags.recompute)):
+        if chosen:
+            raise InputError(
+                f"--fit chooses for each activation whether it is kept, moved or made again, and "
+                f"--{name} says it for all: leave one of them out"
+            )
+    try:
+        return need_size(flags.fit, "--fit")
+    except InputError:
+        raise InputError(
+            f"--fit is the memory that a rank's device may use, as 6GiB, not {flags.fit!r}"
         ) from None
 
 

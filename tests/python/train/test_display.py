@@ -32,6 +32,7 @@ def rank(number: int = 0, **figures: Any) -> dict[str, Any]:
         "allocated": 1,
         "peak": 3 << 20,
         "rss": 100 << 20,
+        "fitted": None,
         **figures,
     }
 
@@ -101,6 +102,8 @@ def test_the_introduction_says_how_it_is_split() -> None:
     assert "1,000 parameters, learns x.txt on 4 ranks" in told
     assert "(pipeline of 2, 2 data ranks, sharded)" in told
     assert "16 × 128 tokens in 4 microbatches, schedule 1f1b, from step 50 on" in told
+    told = introduction(plan_of(Flags(fit="6GiB"), None), 1000, 0)
+    assert told.endswith("8 × 128 tokens in 4 microbatches, each made to fit into 6.0 GiB")
 
 
 def test_the_table_has_the_most_of_each_figure() -> None:
@@ -115,6 +118,16 @@ def test_the_table_has_the_most_of_each_figure() -> None:
     verdict = {"ranks": [{"rank": 0, "verdict": "leak"}]}
     Console(file=out, width=140).print(ending.memory_table([most], verdict))
     assert re.search(r"0 .* 3 / 2 .* 1.0 MiB / 2.0 MiB .* 3.0 MiB .* 9 B .* LEAK", out.getvalue())
+
+
+def test_the_table_has_what_steps_with_a_plan_held() -> None:
+    history = ending.History()
+    for step, fitted in enumerate((None, 5 << 20, 4 << 20)):
+        history.stepped(report(step, rank(fitted=fitted, peak=9 << 20)))
+    out = io.StringIO()
+    Console(file=out, width=140).print(ending.memory_table(history.ranks, None, fit=6 << 20))
+    assert "planned / --fit" in out.getvalue()
+    assert re.search(r"5.0 MiB / 6.0 MiB .* 9.0 MiB", out.getvalue())
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ DATA = str(Path(json.__file__).parent)
 STEPS = 6
 SCALARS = 64
 """Bytes of the last norm, say, that Gloo's thread still holds."""
+FIT = 1_750_000
+"""Bytes into which a step of 16 rows of 32 tokens in two microbatches does not fit by itself."""
 SCHEDULES = ["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v", "dualpipev"]
 
 
@@ -150,6 +152,16 @@ def same(results: list[Any], others: list[Any], tolerance: float = 0.0) -> None:
         torch.testing.assert_close(ours[name], value, rtol=0, atol=tolerance, msg=name)
 
 
+def figures(results: list[Any], name: str, rank: int) -> list[int]:
+    return [report["ranks"][rank][name] for report in results[0][0]]
+
+
+def assert_fits(results: list[Any], rank: int, budget: int) -> None:
+    """From when there is a plan and it is proven."""
+    most = figures(results, "fitted", rank)[2:]
+    assert all(one is not None and 0 < one <= budget for one in most), most
+
+
 def assert_flat(figures: list[int]) -> None:
     """The lowest do not rise: Gloo's thread may hold what it added up last for a moment longer."""
     half = len(figures) // 2
@@ -265,6 +277,47 @@ class TestMemory:
                     assert 0 < one["activations"] <= one["activations_bound"]
 
 
+class TestFit:
+    @pytest.mark.parametrize("kind", ["gpt2", "llama"])
+    def test_learns_the_same_in_less(self, kind: str) -> None:
+        options = {"kind": kind, "rows": 16, "length": 32, "microbatches": 2}
+        fitted, without = run_each(1, 1, [{**options, "fit": FIT}, options])
+        same(fitted, without)
+        assert_fits(fitted, 0, FIT)
+        assert min(figures(without, "peak", 0)) > FIT
+
+    def test_sharded(self) -> None:
+        """Of weights that come and go nothing is made again, of the rest it is."""
+        budget = 2_080_000
+        options = {"rows": 16, "length": 32, "microbatches": 2, "zero": 3}
+        fitted, without = run_each(1, 2, [{**options, "fit": budget}, options])
+        same(fitted, without)
+        for rank in (0, 1):
+            assert_fits(fitted, rank, budget)
+            assert max(figures(fitted, "fitted", rank)[2:]) < min(figures(without, "peak", rank))
+
+    @pytest.mark.parametrize(
+        ("schedule", "budget"),
+        [("1f1b", 1_500_000), ("interleaved-1f1b", FIT), ("zb-h1", 2_600_000), ("zb-v", FIT)],
+    )
+    def test_in_a_pipeline(self, schedule: str, budget: int) -> None:
+        """By schedules that do all of a backward at once, or in two halves."""
+        options = {"rows": 32, "length": 32, "microbatches": 4, "schedule": schedule}
+        fitted, without = run_each(2, 1, [{**options, "fit": budget}, options])
+        same(fitted, without)
+        for rank in (0, 1):
+            assert_fits(fitted, rank, budget)
+
+    def test_is_flat(self) -> None:
+        for reports, _, _ in run(fit=FIT, rows=16, length=32, microbatches=2, steps=20):
+            for figure in ("allocated", "peak"):
+                assert_flat([report["ranks"][0][figure] for report in reports[3:]])
+
+    def test_a_budget_that_cannot_be_met_says_the_least(self) -> None:
+        with pytest.raises(AssertionError, match=r"the budget of 3.* KiB cannot be met: with all"):
+            run(fit=400_000, rows=16, length=32, microbatches=2)
+
+
 class TestMeanwhile:
     def test_evaluates_and_samples(self) -> None:
         """A pipeline says what one rank says."""
@@ -301,7 +354,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestCheckpoints:
     @pytest.mark.parametrize(
         "ways",
-        [{}, {"pp": 2}, {"dp": 2, "zero": 3, "rows": 4}, {"pp": 2, "dp": 2, "zero": 3}],
+        [
+            {},
+            {"pp": 2},
+            {"dp": 2, "zero": 3, "rows": 4},
+            {"pp": 2, "dp": 2, "zero": 3},
+            {"rows": 16, "length": 32, "microbatches": 2, "fit": FIT},
+        ],
         ids=str,
     )
     def test_a_resumed_run_is_the_unbroken_one(self, ways: dict[str, Any], tmp_path: Path) -> None:
@@ -385,6 +444,9 @@ class TestBadJobs:
             ({"rows": 0}, "rows of a batch"),
             ({"schedule": "2f2b"}, "2f2b"),
             ({"offload": "budget", "offload_budget": 1 << 10}, "budget of 1.0 KiB cannot be met"),
+            ({"fit": 1 << 10}, "a budget of 1.0 KiB cannot be met"),
+            ({"fit": 1 << 30, "offload": "all"}, "a fit moves .*: leave offload out"),
+            ({"fit": 1 << 30, "recompute": True}, "a fit makes again .*: leave recompute out"),
             ({"validation": "nowhere.txt", "evaluate_every": 1}, "nowhere.txt"),
             ({"weights": "nowhere"}, "nowhere"),
             ({"resume": True}, "nothing to resume from"),

@@ -45,6 +45,9 @@ def test_a_plan_survives_the_way_to_a_rank() -> None:
     plan = plan_of(Flags(prompt="für \n'", offload="8GiB", seed=2**62), None)
     assert Plan.parse(plan.text()) == plan
     assert (plan.offload, plan.offload_budget) == ("budget", 8 << 30)
+    plan = plan_of(Flags(fit="6GiB"), None)
+    assert Plan.parse(plan.text()) == plan
+    assert plan.fit == 6 << 30
 
 
 @pytest.mark.parametrize(
