@@ -110,7 +110,7 @@ class Arm:
     name: str
     context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     checkpoint: dict[str, object] | None = None
-    offload: tenure.Offload | None = None
+    offload: tenure.Offload | tenure.Fit | None = None
     budget: int | None = None
 
     def settle(self) -> None:

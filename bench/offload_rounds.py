@@ -74,7 +74,7 @@ def look(device: Device, job: Job, arm: Arm, found: Found) -> None:
         found.pinned = (device.pinned("peak") or 0) - pinned
 
 
-def said(offload: tenure.Offload) -> dict[str, Any]:
+def said(offload: tenure.Offload | tenure.Fit) -> dict[str, Any]:
     """Every figure that it gives of its last step."""
     stats = offload.stats()
     figures = {name: getattr(stats, name) for name in dir(stats) if not name.startswith("_")}

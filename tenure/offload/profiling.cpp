@@ -31,11 +31,11 @@ bool State::keeps_profiled(const c10::Storage& storage) const {
     return false;
   }
   for (const auto& sample : sample_devices()) {
-    if (sample.device == storage.device() && sample.driver && sample.allocator) {
-      const auto& allocator = *sample.allocator;
-      const auto cached = allocator.reserved.current - allocator.allocated.current;
-      const auto spare = sample.driver->free + cached;
-      return static_cast<double>(spare) > kSpare * static_cast<double>(sample.driver->total);
+    const auto driver = sample.driver.value_or(DriverSample());
+    const auto allocator = sample.allocator.value_or(AllocatorSample());
+    if (sample.device == storage.device() && driver.total > 0) {
+      const auto spare = driver.free + allocator.reserved.current - allocator.allocated.current;
+      return static_cast<double>(spare) > kSpare * static_cast<double>(driver.total);
     }
   }
   return !options.moves;
@@ -153,14 +153,15 @@ void State::make_fit(Known& known) {
   }
   auto way = bus();
   way.small = known.small;
-  const auto cap = cap_of(static_cast<int64_t>(options.budget.value_or(0)));
+  const auto budget = options.budget.value_or(0);
+  const auto cap = cap_of(static_cast<int64_t>(budget));
   auto found = fit(known.measured, followed.script.trace, way, cap);
   last_.least = least_fit_peak(known.measured, followed.script.trace, way);
   if (!found) {
     // Another profile of the same step may come out a little higher.
     const auto least = least_budget(part_of(last_.least, kLeastSlack));
     std::erase_if(all_known_, [&](const auto& other) { return other.get() == &known; });
-    throw BudgetError(text("the budget of ", bytes_text(*options.budget),
+    throw BudgetError(text("the budget of ", bytes_text(budget),
                            " cannot be met: with all that can go moved or made again a step still "
                            "needs ",
                            bytes_text(least), ". Give at least ", least,

@@ -11,7 +11,6 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -20,8 +19,10 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <iterator>
+#include <tuple>
 #include <vector>
 
 namespace tenure::store::fuzz {
@@ -76,8 +77,9 @@ void take_turns(int socket) {
   from.sin_family = AF_INET;
   from.sin_addr.s_addr = htonl(INADDR_LOOPBACK + (++turn % 200));
   const int on = 1;
-  ::setsockopt(socket, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
-  ::bind(socket, reinterpret_cast<const sockaddr*>(&from), sizeof(from));
+  // Where that fails, from any address.
+  std::ignore = ::setsockopt(socket, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
+  std::ignore = ::bind(socket, reinterpret_cast<const sockaddr*>(&from), sizeof(from));
 }
 
 Socket connected(const Origin& origin, Wire wire) {
