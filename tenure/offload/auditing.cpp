@@ -1,6 +1,5 @@
 // How a session that may recompute finds out whether what it makes again is what it was.
 #include <tenure/core/error.h>
-#include <tenure/core/hold.h>
 #include <tenure/core/text.h>
 #include <tenure/offload/state.h>
 
@@ -100,11 +99,7 @@ void State::refuse(SavedStorage& entry, const c10::Storage& was) {
                       known_->followed->proven[value.index];
   const auto name = call_text(value.call->op->name, value.call->module);
   denied_.insert({value.call->op->name, value.call->module});
-  value.call = nullptr;
-  value.memo.release();
-  value.version = Version();
-  value.kept = hold(was, value.owner, ScopeId::process);
-  value.board = c10::VariableVersion(0);
+  value.hold_for_good(was);
   if (proven) {
     all_known_.clear();  // plans with it
     throw MutationError(

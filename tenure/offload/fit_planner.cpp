@@ -204,7 +204,12 @@ class Fitting {
 
 std::optional<FitPlan> fit(const Timeline& timeline, const Trace& trace, const Bus& bus,
                            int64_t cap) {
-  return Fitting(timeline, trace, bus).best(cap, kStarts);
+  const Fitting fitting(timeline, trace, bus);
+  auto best = fitting.best(cap, kStarts);
+  if (best) {
+    best->least = fitting.least();
+  }
+  return best;
 }
 
 int64_t least_fit_peak(const Timeline& timeline, const Trace& trace, const Bus& bus) {

@@ -38,6 +38,7 @@ struct FitPlan {
   // Note [Order of making]; it is let go after the last time. 0: it is not made again.
   std::vector<uint32_t> asks;
   std::vector<bool> recorded;    // by call: it is repeated, once a step
+  int64_t least = 0;             // peak that any plan of this step can promise
   double recompute_seconds = 0;  // a step
   double exposed_seconds = 0;    // waiting for copies
   double seconds() const { return recompute_seconds + exposed_seconds; }

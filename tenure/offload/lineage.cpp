@@ -212,9 +212,8 @@ void Lineage::after(const Operator& op, const std::shared_ptr<Call>& call,
     return;
   }
   for (const auto& [output, value] : scripted.makes) {
-    const auto& made = stack[stack.size() - op.returns + output];
-    if (made.isTensor() && made.toTensor().defined() && is_plain(made.toTensor())) {
-      make_value(call, made.toTensor(), output, value);
+    if (const auto* made = output_at(stack, op, output)) {
+      make_value(call, *made, output, value);
     }
   }
   for (const auto& [value, weak] : waiting_) {
@@ -268,14 +267,9 @@ void Lineage::written(const at::Tensor& tensor) {
 }
 
 void Lineage::make_for_good(Value& value) {
-  if (value.call == nullptr) {
-    return;
+  if (value.call != nullptr) {
+    value.hold_for_good(remake(value));
   }
-  value.kept = hold(remake(value), value.owner, ScopeId::process);
-  value.memo.release();
-  value.call = nullptr;
-  value.version = Version();  // of a storage that only we know
-  value.board = c10::VariableVersion(0);
 }
 
 bool Lineage::drop(const std::shared_ptr<SavedStorage>& entry, size_t place) {

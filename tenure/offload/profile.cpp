@@ -23,13 +23,6 @@ at::Tensor flat(const c10::Storage& storage) {
   return tensor_on(storage, {.sizes = {count}, .strides = {1}, .offset = 0, .dtype = dtype});
 }
 
-// The output at that place on the stack, if it is a storage that one can know.
-const at::Tensor* output_at(const torch::jit::Stack& stack, const Operator& op, uint32_t place) {
-  const auto& value = stack[stack.size() - op.returns + place];
-  const auto* tensor = value.isTensor() ? &value.toTensor() : nullptr;
-  return tensor != nullptr && tensor->defined() && is_plain(*tensor) ? tensor : nullptr;
-}
-
 c10::Stream stream_of(const std::vector<c10::Device>& devices) {
   for (const auto device : devices) {
     if (!device.is_cpu()) {

@@ -156,7 +156,7 @@ void State::make_fit(Known& known) {
   const auto budget = options.budget.value_or(0);
   const auto cap = cap_of(static_cast<int64_t>(budget));
   auto found = fit(known.measured, followed.script.trace, way, cap);
-  last_.least = least_fit_peak(known.measured, followed.script.trace, way);
+  last_.least = found ? found->least : least_fit_peak(known.measured, followed.script.trace, way);
   if (!found) {
     // Another profile of the same step may come out a little higher.
     const auto least = least_budget(part_of(last_.least, kLeastSlack));

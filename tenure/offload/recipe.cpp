@@ -1,5 +1,6 @@
 #include <tenure/offload/recipe.h>
 
+#include <tenure/core/hold.h>
 #include <tenure/core/text.h>
 
 #include <algorithm>
@@ -26,6 +27,14 @@ Value::Value(const at::Tensor& tensor, uint32_t place)
       bytes(tensor.storage().nbytes()),
       index(place),
       geometry(geometry_of(tensor)) {}
+
+void Value::hold_for_good(const c10::Storage& content) {
+  kept = hold(content, owner, ScopeId::process);
+  memo.release();
+  call = nullptr;
+  version = Version();
+  board = c10::VariableVersion(0);
+}
 
 Call::Call(const Operator& called, c10::Stream on, NameId in)
     : op(&called), module(in), stream(on) {}
@@ -66,6 +75,12 @@ std::optional<c10::SmallVector<Argument, 4>> tensors_of(const Operator& op,
     }
   }
   return out;
+}
+
+const at::Tensor* output_at(const torch::jit::Stack& stack, const Operator& op, uint32_t place) {
+  const auto& value = stack[stack.size() - op.returns + place];
+  const auto* tensor = value.isTensor() ? &value.toTensor() : nullptr;
+  return tensor != nullptr && tensor->defined() && is_plain(*tensor) ? tensor : nullptr;
 }
 
 std::string call_text(NameId op, NameId module) {

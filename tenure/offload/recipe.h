@@ -31,6 +31,8 @@ struct Call;
 // but for its end, which may come on any thread.
 struct Value {
   Value(const at::Tensor& tensor, uint32_t place);
+  // From now on it is held, as that, and not made again.
+  void hold_for_good(const c10::Storage& content);
 
   StorageRef storage;
   Version version;  // when it was seen
@@ -85,6 +87,9 @@ std::optional<c10::SmallVector<Argument, 4>> tensors_of(const Operator& op,
                                                         const torch::jit::Stack& stack);
 
 bool is_number(const at::Tensor& tensor);
+
+// The output at that place, if it is a storage that one can know; else null.
+const at::Tensor* output_at(const torch::jit::Stack& stack, const Operator& op, uint32_t place);
 
 // "aten::silu in layers.3.mlp"
 std::string call_text(NameId op, NameId module);

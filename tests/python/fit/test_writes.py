@@ -56,8 +56,10 @@ def dropping(
 ) -> tuple[Job, tenure.Fit]:
     """A job that has a plan, has proven it, and drops what is made of what may be written to."""
     job, fit = tight(lambda: written(write, model), part=part, **options)
-    for _ in range(4):
+    for n in range(10):  # what a proof refuses means another plan, and another proof
         gradients(job, fit)
+        if n >= 3 and fit.stats().mode == "planned":
+            break
     assert fit.stats().mode == "planned"
     rows = [row for row in fit.plan.rows if row.op in ("aten::exp", "aten::sin", "aten::add")]
     assert "recompute" in {row.action for row in rows}, fit
@@ -87,7 +89,7 @@ WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {
 def test_inside_the_context(write: Callable[..., object], alike: bool) -> None:
     """In a step whose plan has no such write, or has one to something else in its place."""
     others = torch.ones(256, 64), torch.ones(256, 64)
-    job, fit = dropping(lambda *_: write(*others) if alike else None)
+    job, fit = dropping(lambda *_: write(*others) if alike else None, part=0.2)
     plain = gradients(job, nullcontext())
     aside(job).write = write
     assert gradients(job, nullcontext()) == plain, "this tests nothing"
