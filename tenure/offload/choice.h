@@ -52,6 +52,8 @@ class Choice {
   double least() const { return least_; }
   double most() const { return most_; }
 
+  // By value: whether it can be made again at all.
+  const std::vector<bool>& remakeable() const { return remakeable_; }
   // By value: whether it is made again.
   std::vector<bool> at(const Price& price, const std::vector<bool>& border) const;
 

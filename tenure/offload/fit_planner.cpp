@@ -230,7 +230,8 @@ std::vector<Point> frontier(const Timeline& timeline, const Trace& trace, const 
     if (!plan) {
       continue;
     }
-    const Point point{.peak = plan->plan.peak,
+    // A lower one is by luck: another profile may not find it.
+    const Point point{.peak = std::max(plan->plan.peak, least),
                       .seconds = plan->seconds(),
                       .kept = bytes_of(*plan, Action::keep),
                       .moved = bytes_of(*plan, Action::offload),

@@ -354,8 +354,12 @@ c10::Storage Lineage::content(Value& value, bool alone, Scratch& scratch) {
       there && !is_released(*there) && is_still(value, value.storage)) {
     return std::move(*there);
   }
+  // Where the plan has asks to come, a memo is kept for exactly as long.
+  const bool planned = !alone && value.asks > 0;
   auto out = make(value, alone, scratch);
-  scratch.emplace(&value, out);
+  if (!planned) {
+    scratch.emplace(&value, out);
+  }
   return out;
 }
 

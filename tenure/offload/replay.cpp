@@ -16,6 +16,7 @@ class Backward {
     out_.asks.resize(trace.values.size());
     out_.recorded.resize(trace.calls.size());
     out_.seconds.resize(timeline.ticks());
+    out_.lives.resize(trace.values.size());
     given_.resize(trace.values.size());
     held_.resize(trace.values.size());
     ran_.resize(trace.calls.size());
@@ -98,7 +99,7 @@ class Backward {
     const auto first = first_[tick];
     if (first != kNone) {
       make(first, tick);
-      give(first, 1);
+      give(first, 1, tick);
     }
     auto& timeline = out_.timeline;
     const auto level = measured_.level.empty() ? measured_.peak[tick] : measured_.level[tick];
@@ -110,7 +111,7 @@ class Backward {
       timeline.level[tick] += before;
     }
     for (const auto v : last_[tick]) {
-      give(v, measured_.saved[trace_.values[v].saved].uses - 1);
+      give(v, measured_.saved[trace_.values[v].saved].uses - 1, tick);
     }
   }
 
@@ -148,6 +149,7 @@ class Backward {
   void repeat(const CallTrace& call, size_t tick) {
     for (const auto output : call.outputs) {
       live_ += bytes(output);
+      out_.lives[output] = {.made = tick, .last = tick};
     }
     most_ = std::max(most_, live_ + static_cast<int64_t>(call.scratch));
     for (const auto output : call.outputs) {
@@ -155,14 +157,15 @@ class Backward {
     }
     for (const auto input : call.inputs) {
       if (remade_[input]) {
-        give(input, 1);
+        give(input, 1, tick);
       }
     }
     out_.seconds[tick] += remake_seconds(call);
   }
 
-  void give(uint32_t value, uint32_t times) {
+  void give(uint32_t value, uint32_t times, size_t tick) {
     given_[value] += times;
+    out_.lives[value].last = tick;
     live_ -= given_[value] == out_.asks[value] ? bytes(value) : 0;
   }
 

@@ -25,6 +25,12 @@ struct Replay {
   std::vector<uint32_t> asks;
   std::vector<bool> recorded;
   std::vector<double> seconds;  // by tick: what is made again then
+  // By value: when one that is made again is made, and when it was last asked for.
+  struct Life {
+    size_t made = kNever;
+    size_t last = 0;
+  };
+  std::vector<Life> lives;
 };
 
 // `remade` by value. REQUIRES: what they are made of is steady, and their calls can be repeated.

@@ -3,6 +3,7 @@
 #include <tenure/offload/planner.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -17,6 +18,33 @@ constexpr double kPriceAbove = 1000;
 // Of even ways fewer do. They make so many bytes in a second: far more than launching costs.
 constexpr double kEvenStep = 2;
 constexpr double kEvenPace = 1e-9;
+// Descents look at so many values and ticks at the most, and try so many turns.
+constexpr size_t kMostLooks = 1'000'000;
+constexpr size_t kMostTurns = 400;
+
+// By interval: with all that is held kept.
+std::vector<int64_t> kept_levels(const Timeline& timeline) {
+  std::vector<int64_t> change(timeline.ticks() + 1);
+  const auto add = [&](uint64_t bytes, size_t begin, size_t end) {
+    end = std::min(end, timeline.ticks());
+    if (begin < end) {
+      change[begin] += static_cast<int64_t>(bytes);
+      change[end] -= static_cast<int64_t>(bytes);
+    }
+  };
+  for (const auto& saved : timeline.saved) {
+    if (!saved.remade) {
+      add(saved.bytes, gone_from(saved), saved.needed);
+    }
+    if (saved.lasts) {
+      add(saved.bytes, between_uses(saved), saved.last + 1);
+    }
+  }
+  std::partial_sum(change.begin(), change.end(), change.begin());
+  change.pop_back();
+  std::ranges::transform(change, timeline.peak, change.begin(), std::plus<>());
+  return change;
+}
 
 bool overlap(const std::vector<bool>& a, const std::vector<bool>& b) {
   for (size_t i = 0; i < a.size(); ++i) {
@@ -76,15 +104,101 @@ void Ways::find_even_ways() {
   }
   const Choice choice(timeline_, even);
   const auto prices = prices_of(choice, kEvenStep);
+  Remade lowest(trace_.values.size());
   least_ = all_.front().least;
   std::vector<Remade> free;
   for (size_t border = 0; border < choice.borders().size(); ++border) {
     auto remade = sweep(choice, prices, border, free);
     for (const auto& one : remade) {
-      least_ = std::min(least_, all_[add(one)].least);
+      if (const auto least = all_[add(one)].least; least < least_) {
+        least_ = least;
+        lowest = one;
+      }
     }
     free = border == 0 ? std::move(remade) : free;
   }
+  descend(Remade(trace_.values.size()));
+  descend(std::move(lowest));
+}
+
+void Ways::descend(Remade remade) {
+  const auto looks = trace_.values.size() + trace_.calls.size() + timeline_.ticks();
+  auto turns = std::min(kMostTurns, kMostLooks / std::max<size_t>(looks, 1));
+  auto now = way(remade);
+  for (bool lower = true; lower;) {
+    lower = false;
+    const auto levels = this->levels(now.replay.timeline);
+    const auto peak = static_cast<size_t>(std::ranges::max_element(levels) - levels.begin());
+    for (const auto value : there(remade, now.replay, peak)) {
+      if (turns-- == 0) {
+        break;
+      }
+      auto other = turned(remade, value, now.replay);
+      auto way = this->way(other);
+      if (way.least < now.least) {
+        now = std::move(way);
+        remade = std::move(other);
+        lower = true;
+        break;
+      }
+    }
+  }
+  if (now.least < least_) {
+    least_ = now.least;
+    (void)add(remade);
+  }
+}
+
+// With it what it is made of, where that is neither held nor made again so far.
+Ways::Remade Ways::turned(Remade remade, uint32_t value, const Replay& replay) const {
+  if (remade[value]) {
+    remade[value] = false;
+    return remade;
+  }
+  std::vector<uint32_t> open{value};
+  while (!open.empty()) {
+    const auto one = open.back();
+    open.pop_back();
+    remade[one] = true;
+    for (const auto input : trace_.calls[trace_.values[one].call].inputs) {
+      const bool held = trace_.values[input].saved != kNone ||
+                        std::ranges::find(replay.roots, input) != replay.roots.end();
+      if (!held && !remade[input] && choice_.remakeable()[input]) {
+        open.push_back(input);
+      }
+    }
+  }
+  return remade;
+}
+
+// Values whose being made again, or not, matters at that tick, the largest first.
+std::vector<uint32_t> Ways::there(const Remade& remade, const Replay& replay, size_t tick) const {
+  std::vector<uint32_t> out;
+  const auto look = [&](uint32_t value, const SavedTrace& saved) {
+    if (choice_.remakeable()[value] && gone_from(saved) <= tick &&
+        tick <= std::max(saved.needed, saved.last)) {
+      out.push_back(value);
+    }
+  };
+  for (uint32_t v = 0; v < trace_.values.size(); ++v) {
+    if (remade[v]) {
+      if (replay.lives[v].made <= tick && tick <= replay.lives[v].last) {
+        out.push_back(v);
+      }
+    } else if (trace_.values[v].saved != kNone) {
+      look(v, replay.timeline.saved[trace_.values[v].saved]);
+    }
+  }
+  for (size_t i = 0; i < replay.roots.size(); ++i) {
+    look(replay.roots[i], replay.timeline.saved[timeline_.saved.size() + i]);
+  }
+  std::ranges::stable_sort(out, std::ranges::greater{},
+                           [&](uint32_t v) { return trace_.values[v].bytes; });
+  return out;
+}
+
+std::vector<int64_t> Ways::levels(const Timeline& timeline) const {
+  return moves_ ? timeline.peak : kept_levels(timeline);
 }
 
 size_t Ways::add(const Remade& remade) {
@@ -137,29 +251,8 @@ Way Ways::way(const Remade& remade) const {
 }
 
 int64_t kept_peak(const Timeline& timeline) {
-  std::vector<int64_t> change(timeline.ticks() + 1);
-  const auto add = [&](uint64_t bytes, size_t begin, size_t end) {
-    end = std::min(end, timeline.ticks());
-    if (begin < end) {
-      change[begin] += static_cast<int64_t>(bytes);
-      change[end] -= static_cast<int64_t>(bytes);
-    }
-  };
-  for (const auto& saved : timeline.saved) {
-    if (!saved.remade) {
-      add(saved.bytes, gone_from(saved), saved.needed);
-    }
-    if (saved.lasts) {
-      add(saved.bytes, between_uses(saved), saved.last + 1);
-    }
-  }
-  int64_t peak = 0;
-  int64_t kept = 0;
-  for (size_t t = 0; t < timeline.ticks(); ++t) {
-    kept += change[t];
-    peak = std::max(peak, timeline.peak[t] + kept);
-  }
-  return peak;
+  const auto levels = kept_levels(timeline);
+  return levels.empty() ? 0 : std::max<int64_t>(std::ranges::max(levels), 0);
 }
 
 }  // namespace tenure::offload

@@ -24,15 +24,16 @@ struct Way {
 // Note [Even ways]
 // Times differ from one profile to the next, and with them what is tried. What can be reached must
 // not, or a budget that was said to be possible is refused the next time. So the ways of a step
-// whose calls take as long as their outputs are large are tried, too, and they alone say what the
-// least peak is.
+// whose calls take as long as their outputs are large are tried, too. From the lowest of them, and
+// from making nothing again, one value that is there at the peak after the other is turned for as
+// long as that lowers it. What is found so is the least peak, whatever the times.
 class Ways {
  public:
   Ways(const Timeline& timeline, const Trace& trace, bool moves);
 
   // The first makes nothing again.
   const std::vector<Way>& all() const { return all_; }
-  // The least peak of the even ones.
+  // By Note [Even ways].
   int64_t least() const { return least_; }
   // Rising, from none.
   const std::vector<double>& prices() const { return prices_; }
@@ -46,6 +47,10 @@ class Ways {
 
   void find_ways();
   void find_even_ways();
+  void descend(Remade remade);
+  Remade turned(Remade remade, uint32_t value, const Replay& replay) const;
+  std::vector<uint32_t> there(const Remade& remade, const Replay& replay, size_t tick) const;
+  std::vector<int64_t> levels(const Timeline& timeline) const;
   static std::vector<double> prices_of(const Choice& choice, double step);
   static std::vector<Remade> sweep(const Choice& choice, const std::vector<double>& prices,
                                    size_t border, const std::vector<Remade>& free);

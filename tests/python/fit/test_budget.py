@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import tenure
-from fitting import Job, budget_at, deep, inside, probe
+from fitting import Job, budget_at, deep, inside, probe, settle, tight
 
 
 def allocated_at_most(work: Any) -> int:
@@ -42,15 +42,42 @@ def test_it_is_kept_in_every_step_after_the_proof(part: float, audit: float) -> 
     assert fit.stats().mode == "planned"
 
 
+class Chains(nn.Module):
+    """Autograd saves the two ends of each chain, a small and a large one, and nothing between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(64, 16) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x.sin().repeat(1, 4)
+            for n in range(8):
+                x = (x + n) * 0.5
+            x = layer(x)
+        return x
+
+
+def test_what_a_long_chain_is_made_of_goes_while_it_is_made() -> None:
+    def make() -> Job:
+        model = Chains()
+        x = torch.randn(512, 16)
+        return Job(model, lambda n: model(x + n).square().mean())
+
+    job, fit = tight(make, part=0.1)
+    settle(job, fit)
+    assert fit.stats().remade_calls > 16
+    assert fit.stats().peak <= fit.stats().promised
+
+
 def test_it_is_kept_by_what_the_profiler_counts() -> None:
     plain = deep()
     all_kept = allocated_at_most(lambda: plain.loss(0).backward())
     least = budget_at(probe(deep()), 0.25)
     job = deep()
     fit = tenure.Fit(job.model, budget=least)
-    for n in range(4):
-        job.model.zero_grad(set_to_none=True)
-        inside(job, n, fit)
+    settle(job, fit)
     job.model.zero_grad(set_to_none=True)
     most = allocated_at_most(lambda: inside(job, 4, fit))
     assert fit.stats().mode == "planned"
@@ -60,9 +87,7 @@ def test_it_is_kept_by_what_the_profiler_counts() -> None:
 def test_what_is_kept_and_what_is_made_again_are_all_that_is_saved() -> None:
     job = deep()
     fit = tenure.Fit(job.model, budget=budget_at(probe(deep()), 0.4))
-    for n in range(4):
-        job.model.zero_grad(set_to_none=True)
-        inside(job, n, fit)
+    settle(job, fit)
     stats = fit.stats()
     assert stats.moved_out_bytes == 0
     assert 0 < stats.dropped_bytes < stats.saved_bytes
@@ -87,10 +112,7 @@ def test_below_the_least_the_least_is_said_and_works() -> None:
     del error
     budget = int(1.2 * int(found[1]))  # times are measured anew, and with them what is the least
     fit = tenure.Fit(job.model, budget=budget)
-    for n in range(4):
-        job.model.zero_grad(set_to_none=True)
-        inside(job, n, fit)
-    assert fit.stats().mode == "planned"
+    settle(job, fit)
     assert fit.stats().peak <= budget
 
 

@@ -51,7 +51,7 @@ def test_an_exception(where: str, at: int) -> None:
     layer.register_forward_hook(fail) if where == "forward" else (
         layer.register_full_backward_hook(fail)
     )
-    for n in range(6):
+    for n in range(8):
         failing = n == at
         if failing:
             with pytest.raises(StepFailedError):
