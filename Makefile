@@ -19,7 +19,7 @@ STAMP := .venv/setup.stamp
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test test-integrations soak fuzz lint format bench asan tsan wheel clean FORCE
+.PHONY: help setup build build-tests run test test-integrations soak fuzz lint format bench asan tsan wheel clean FORCE
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 19
@@ -35,13 +35,16 @@ build/%/build.ninja: $(STAMP)
 	cmake --preset $*
 
 build: build/dev/build.ninja ## compile, and put the result where `import tenure` finds it
-	@flock build/dev sh -ec 'cmake --build build/dev -j $(JOBS); rm -rf python/tenure/include; \
-	  cmake --install build/dev --prefix python/tenure >/dev/null'
+	@flock build/dev sh -ec 'cmake --build build/dev -j $(JOBS) -t tenure _C; \
+	  rm -rf python/tenure/include; cmake --install build/dev --prefix python/tenure >/dev/null'
+
+build-tests: build ## compile the C++ tests and benchmarks, too
+	@flock build/dev cmake --build build/dev -j $(JOBS)
 
 run: build ## train a small GPT-2 on two ranks: pipeline, sharding, and who held its memory
 	@$(BIN)/tenure train --ranks 2 --pp 2 --zero 3 --out build/run.tenure --overwrite
 
-test: build ## all tests: C++ (TSan's too) and Python
+test: build-tests ## all tests: C++ (TSan's too) and Python
 	ctest --test-dir build/dev --output-on-failure -j $(JOBS)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
@@ -61,10 +64,10 @@ lint: build ## clang-format, clang-tidy, ruff, mypy
 format: $(STAMP) ## format C++ and Python
 	@scripts/lint --fix
 
-bench: build ## run bench/*: each prints a table and writes bench/results/*.json
+bench: build-tests ## run bench/*: each prints a table and writes bench/results/*.json
 	@scripts/bench
 
-tsan: build ## the concurrency tests under ThreadSanitizer
+tsan: build-tests ## the concurrency tests under ThreadSanitizer
 	ctest --test-dir build/dev --output-on-failure -R '^tsan\.'
 
 asan: build/asan/build.ninja ## C++ tests and Python core tests under ASan and UBSan

@@ -20,6 +20,7 @@ endforeach()
 target_link_options(tenure PRIVATE LINKER:--as-needed LINKER:--no-undefined)
 tenure_precompile(tenure <ATen/core/Tensor.h> <c10/core/StorageImpl.h>)
 set_source_files_properties(${TENURE_TORCH_FREE} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+tenure_unite(tenure 8)
 
 # In a wheel the library is site-packages/tenure/lib/libtenure.so.
 set(tenure_rpath $ORIGIN/../../torch/lib)

@@ -14,6 +14,7 @@ function(tenure_add_extension target)
   # pybind11 demands hidden visibility: its types are hidden.
   set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden)
   tenure_precompile(${target} <torch/csrc/utils/pybind.h>)
+  tenure_unite(${target} 3)
 endfunction()
 
 file(GLOB bindings CONFIGURE_DEPENDS python/bindings/*.cpp)

@@ -29,6 +29,9 @@ endfunction()
 # longer than they do.
 set(TENURE_TESTS_AT_ONCE pipeline store train)
 
+# Folders whose files each have helpers of the same names.
+set(TENURE_TESTS_APART core core_device fake_accelerator pipeline)
+
 function(tenure_add_tests folder)
   file(GLOB sources CONFIGURE_DEPENDS tests/cpp/${folder}/*.cpp)
   if(NOT sources)
@@ -44,7 +47,17 @@ function(tenure_add_tests folder)
     ${target} PRIVATE tenure ${TENURE_OPTIONAL_LIBRARIES}
                       $<TARGET_NAME_IF_EXISTS:fake_accelerator> GTest::gtest_main)
   target_link_options(${target} PRIVATE LINKER:--as-needed)
-  tenure_precompile(${target} <ATen/core/Tensor.h> <gtest/gtest.h>)
+  # One precompiled header serves them all.
+  get_property(first GLOBAL PROPERTY TENURE_FIRST_TESTS)
+  if(TENURE_PCH AND first)
+    target_precompile_headers(${target} REUSE_FROM ${first})
+  else()
+    tenure_precompile(${target} <ATen/core/Tensor.h> <gtest/gtest.h>)
+    set_property(GLOBAL PROPERTY TENURE_FIRST_TESTS ${target})
+  endif()
+  if(NOT folder IN_LIST TENURE_TESTS_APART)
+    tenure_unite(${target} 8)
+  endif()
   if(folder IN_LIST TENURE_TESTS_AT_ONCE)
     add_test(NAME ${folder} COMMAND ${target})
     set_tests_properties(${folder} PROPERTIES TIMEOUT 300)
@@ -62,6 +75,7 @@ function(tenure_add_torch_free_tests target)
   target_compile_options(${target} PRIVATE ${ARGN})
   target_link_options(${target} PRIVATE ${ARGN})
   target_link_libraries(${target} PRIVATE GTest::gtest_main)
+  tenure_unite(${target} 8)
 endfunction()
 
 file(GLOB folders CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/tests/cpp tests/cpp/*)

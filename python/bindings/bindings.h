@@ -3,6 +3,9 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+// For functions that neither need Python nor may keep other threads from it.
+using NoGil = pybind11::call_guard<pybind11::gil_scoped_release>;
+
 void bind_clock(pybind11::module_& m);
 void bind_errors(pybind11::module_& m);
 void bind_inspect(pybind11::module_& m);

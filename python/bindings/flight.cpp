@@ -17,7 +17,6 @@ using tenure::telemetry::Watcher;
 
 namespace {
 
-using NoGil = py::call_guard<py::gil_scoped_release>;
 using Store = c10::intrusive_ptr<c10d::Store>;
 
 // Snapshots on request: what C++ can write at once, and Python after it.

@@ -17,7 +17,7 @@ using tenure::ScopeId;
 
 namespace {
 
-LeaseRow row_of(const Lease& lease) {
+LeaseRow lease_row(const Lease& lease) {
   const auto row = lease.row();
   if (lease.inherited()) {
     throw tenure::LeaseError("this lease is the parent process's: hold the tensor again to ask");
@@ -113,7 +113,7 @@ void bind_leases(py::module_& m) {
   tenure::python::register_holder(reinterpret_cast<PyTypeObject*>(lease.ptr()), [](auto* object) {
     return storages_of(py::handle(object).cast<const Lease*>());
   });
-  bind_row(lease, row_of);
+  bind_row(lease, lease_row);
   lease.def_property_readonly("held", &Lease::held)
       .def(
           "release",
@@ -142,7 +142,7 @@ void bind_leases(py::module_& m) {
       .def("storage", &Lease::storage)
       .def("__enter__",
            [](py::object self) {
-             row_of(self.cast<const Lease&>());  // or raises
+             lease_row(self.cast<const Lease&>());  // or raises
              return self;
            })
       .def("__exit__",

@@ -78,8 +78,6 @@ py::dict by_kind(const tenure::KindTotals& totals) {
 }  // namespace
 
 void bind_ledger(py::module_& m) {
-  using NoGil = py::call_guard<py::gil_scoped_release>;
-
   py::class_<Totals>(m, "Totals")
       .def_readonly("bytes", &Totals::bytes)
       .def_readonly("leases", &Totals::leases)

@@ -122,11 +122,11 @@ py::dict kept_of(const offload::Stats& stats) {
 }
 
 template <auto Member>
-uint64_t bytes_of(const offload::Stats& stats) {
+uint64_t bytes_in(const offload::Stats& stats) {
   return (stats.*Member).bytes;
 }
 template <auto Member>
-uint64_t count_of(const offload::Stats& stats) {
+uint64_t count_in(const offload::Stats& stats) {
   return (stats.*Member).count;
 }
 
@@ -204,13 +204,13 @@ void bind_offload(py::module_& m) {
   py::class_<Stats>(m, "OffloadStats")
       .def_readonly("steps", &Stats::steps)
       .def_property_readonly("mode", [](const Stats& self) { return mode_name(self.mode); })
-      .def_property_readonly("saved_bytes", bytes_of<&Stats::saved>)
-      .def_property_readonly("saved_storages", count_of<&Stats::saved>)
-      .def_property_readonly("moved_out_bytes", bytes_of<&Stats::moved_out>)
-      .def_property_readonly("moved_out_storages", count_of<&Stats::moved_out>)
-      .def_property_readonly("moved_in_bytes", bytes_of<&Stats::moved_in>)
-      .def_property_readonly("moved_in_storages", count_of<&Stats::moved_in>)
-      .def_property_readonly("reused_bytes", bytes_of<&Stats::reused>)
+      .def_property_readonly("saved_bytes", bytes_in<&Stats::saved>)
+      .def_property_readonly("saved_storages", count_in<&Stats::saved>)
+      .def_property_readonly("moved_out_bytes", bytes_in<&Stats::moved_out>)
+      .def_property_readonly("moved_out_storages", count_in<&Stats::moved_out>)
+      .def_property_readonly("moved_in_bytes", bytes_in<&Stats::moved_in>)
+      .def_property_readonly("moved_in_storages", count_in<&Stats::moved_in>)
+      .def_property_readonly("reused_bytes", bytes_in<&Stats::reused>)
       .def_property_readonly("kept", kept_of)
       .def_property_readonly("kept_bytes",
                              [](const Stats& self) {
@@ -234,10 +234,10 @@ void bind_offload(py::module_& m) {
       .def_readonly("promised", &Stats::promised)
       .def_readonly("least", &Stats::least)
       .def_readonly("budget", &Stats::budget)
-      .def_property_readonly("dropped_bytes", bytes_of<&Stats::dropped>)
-      .def_property_readonly("dropped_storages", count_of<&Stats::dropped>)
-      .def_property_readonly("remade_bytes", bytes_of<&Stats::remade>)
-      .def_property_readonly("remade_calls", count_of<&Stats::remade>)
+      .def_property_readonly("dropped_bytes", bytes_in<&Stats::dropped>)
+      .def_property_readonly("dropped_storages", count_in<&Stats::dropped>)
+      .def_property_readonly("remade_bytes", bytes_in<&Stats::remade>)
+      .def_property_readonly("remade_calls", count_in<&Stats::remade>)
       .def_readonly("audited", &Stats::audited)
       .def_readonly("diverged", &Stats::diverged)
       .def("__str__", [](const Stats& self) { return stats_text(self); });

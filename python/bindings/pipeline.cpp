@@ -36,7 +36,6 @@ class HostMeter {
 };
 
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
-using NoGil = py::call_guard<py::gil_scoped_release>;
 using MaybeTensors = std::vector<std::optional<at::Tensor>>;
 
 // Python has None for a tensor that there is not.
@@ -197,9 +196,10 @@ void bind_schedule(py::module_& m) {
           py::arg("message"), py::arg("ranks"));
 }
 
-std::unique_ptr<pipeline::Pipeline> make(const pipeline::Schedule& schedule,
-                                         const std::vector<py::object>& stages, Group up,
-                                         Group down, Group side, double timeout, bool strict) {
+std::unique_ptr<pipeline::Pipeline> make_pipeline(const pipeline::Schedule& schedule,
+                                                  const std::vector<py::object>& stages, Group up,
+                                                  Group down, Group side, double timeout,
+                                                  bool strict) {
   std::vector<std::unique_ptr<pipeline::Stage>> own;
   for (const auto& stage : stages) {
     own.push_back(std::make_unique<PythonStage>(stage));
@@ -220,8 +220,8 @@ void bind_pipeline(py::module_& m) {
   bind_schedule(m);
   py::class_<HostMeter>(m, "HostMeter").def(py::init<>()).def("read", &HostMeter::read);
   py::class_<pipeline::Pipeline>(m, "PipelineRuntime")
-      .def(py::init(&make), py::arg("schedule"), py::arg("stages"), py::arg("up"), py::arg("down"),
-           py::arg("side"), py::arg("timeout"), py::arg("strict"))
+      .def(py::init(&make_pipeline), py::arg("schedule"), py::arg("stages"), py::arg("up"),
+           py::arg("down"), py::arg("side"), py::arg("timeout"), py::arg("strict"))
       .def(
           "step",
           [](pipeline::Pipeline& self, bool train, py::object function,

@@ -30,9 +30,9 @@ void append(telemetry::Ring& ring, uint64_t step, const std::map<std::string, in
   ring.append(row);
 }
 
-std::unique_ptr<telemetry::Ring> make(const std::string& folder, std::string host, int rank,
-                                      int ranks, int stage, int stages, std::string role,
-                                      int attempt, size_t slots) {
+std::unique_ptr<telemetry::Ring> make_ring(const std::string& folder, std::string host, int rank,
+                                           int ranks, int stage, int stages, std::string role,
+                                           int attempt, size_t slots) {
   const telemetry::RingIdentity identity{std::move(host), rank,   ranks, stage, stages,
                                          std::move(role), attempt};
   return std::make_unique<telemetry::Ring>(folder, identity, slots);
@@ -42,10 +42,9 @@ std::unique_ptr<telemetry::Ring> make(const std::string& folder, std::string hos
 
 void bind_ring(py::module_& m) {
   using telemetry::Ring;
-  using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<Ring>(m, "TelemetryRing",
                    "The last rows of this rank in a file; a context manager that closes it.")
-      .def(py::init(&make), NoGil(), py::arg("folder"), py::kw_only(), py::arg("host"),
+      .def(py::init(&make_ring), NoGil(), py::arg("folder"), py::kw_only(), py::arg("host"),
            py::arg("rank"), py::arg("ranks"), py::arg("stage") = 0, py::arg("stages") = 1,
            py::arg("role") = "", py::arg("attempt") = 0, py::arg("slots") = Ring::kSlots)
       .def_property_readonly("path", &Ring::path)

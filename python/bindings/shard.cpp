@@ -15,19 +15,16 @@ namespace shard = tenure::shard;
 namespace {
 
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
-using NoGil = py::call_guard<py::gil_scoped_release>;
 
 shard::Phase phase_named(const std::string& name) {
   return name == "forward" ? shard::Phase::forward : shard::Phase::backward;
 }
 
-std::shared_ptr<shard::Sharder> make(const Group& group, const std::optional<Group>& replicas,
-                                     const Group& side,
-                                     const c10::intrusive_ptr<c10d::Store>& store,
-                                     std::optional<at::ScalarType> gathered,
-                                     std::optional<at::ScalarType> reduced, bool keep, bool on_host,
-                                     uint32_t prefetch, std::optional<uint64_t> prefetch_bytes,
-                                     double timeout) {
+std::shared_ptr<shard::Sharder> make_sharder(
+    const Group& group, const std::optional<Group>& replicas, const Group& side,
+    const c10::intrusive_ptr<c10d::Store>& store, std::optional<at::ScalarType> gathered,
+    std::optional<at::ScalarType> reduced, bool keep, bool on_host, uint32_t prefetch,
+    std::optional<uint64_t> prefetch_bytes, double timeout) {
   shard::Options options;
   options.gathered = gathered;
   options.reduced = reduced;
@@ -74,7 +71,7 @@ void bind_shard(py::module_& m) {
       .def_readonly("came", &shard::Reduced::came);
   // Shared with operators of compiled graphs while they run.
   py::class_<shard::Sharder, std::shared_ptr<shard::Sharder>>(m, "Sharder")
-      .def(py::init(&make), py::arg("group"), py::arg("replicas"), py::arg("side"),
+      .def(py::init(&make_sharder), py::arg("group"), py::arg("replicas"), py::arg("side"),
            py::arg("store"), py::arg("gathered"), py::arg("reduced"), py::arg("keep"),
            py::arg("on_host"), py::arg("prefetch"), py::arg("prefetch_bytes"), py::arg("timeout"))
       .def(

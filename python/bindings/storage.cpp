@@ -46,7 +46,6 @@ void bind_ref(py::module_& m) {
 }
 
 void bind_fence(py::module_& m) {
-  using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<Fence>(m, "Fence",
                     "A point in a device's work: ready when all that was queued before it is done."
                     "\n\nOn the CPU a fence is ready at once.")

@@ -17,7 +17,6 @@ namespace store = tenure::store;
 
 namespace {
 
-using NoGil = py::call_guard<py::gil_scoped_release>;
 using Milliseconds = std::chrono::milliseconds;
 using Member = std::tuple<std::string, int32_t, uint64_t>;
 using Listed = std::vector<std::pair<std::string, std::optional<int32_t>>>;
@@ -167,7 +166,7 @@ std::span<const std::byte> view_of(const py::bytes& bytes) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-py::bytes bytes_of(std::span<const std::byte> bytes) {
+py::bytes py_bytes(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};  // NOLINT
 }
 
@@ -192,7 +191,7 @@ void bind_handle(py::module_& m) {
       .def("text", [](const Handle& h) { return store::to_text(h); })
       .def_static("from_text",
                   [](const std::string& text) { return store::handle_from_text(text); })
-      .def("encode", [](const Handle& h) { return bytes_of(store::encode(h)); })
+      .def("encode", [](const Handle& h) { return py_bytes(store::encode(h)); })
       .def_static("decode", [](const py::bytes& b) { return store::decode_handle(view_of(b)); })
       .def("__eq__", [](const Handle& a, const Handle& b) { return a == b; })
       .def("__hash__",

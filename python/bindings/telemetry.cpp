@@ -17,8 +17,6 @@ namespace telemetry = tenure::telemetry;
 
 namespace {
 
-using NoGil = py::call_guard<py::gil_scoped_release>;
-
 py::str name_of(size_t key) {
   const auto name = telemetry::keys()[key % telemetry::kKeys].name;
   return {name.data(), name.size()};

@@ -18,8 +18,6 @@ namespace train = tenure::train;
 
 namespace {
 
-using NoGil = py::call_guard<py::gil_scoped_release>;
-
 template <class Value>
 bool equal(const Value& one, const Value& other) {
   return one == other;

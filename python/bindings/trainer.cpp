@@ -16,7 +16,6 @@ namespace train = tenure::train;
 namespace {
 
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
-using NoGil = py::call_guard<py::gil_scoped_release>;
 
 py::dict to_python(int64_t number, const train::RankReport& rank) {
   py::dict out;

@@ -36,7 +36,7 @@ struct NameTable {
 };
 
 // Leaked, like every table of core: objects that outlive static destruction still name things.
-NameTable& table() {
+NameTable& name_table() {
   static auto* instance = new NameTable;
   return *instance;
 }
@@ -77,7 +77,7 @@ void check_name(std::string_view name, std::string_view what) {
 }
 
 NameId intern(std::string_view name) {
-  auto& names = table();
+  auto& names = name_table();
   std::lock_guard lock(names.mutex);
   if (auto found = names.ids.find(name); found != names.ids.end()) {
     return NameId{found->second};
@@ -94,7 +94,7 @@ NameId intern(std::string_view name) {
 }
 
 std::string_view name_of(NameId id) {
-  auto& names = table();
+  auto& names = name_table();
   std::lock_guard lock(names.mutex);
   return names.names.at(static_cast<uint32_t>(id));
 }

@@ -36,7 +36,7 @@ struct OwnerTable {
   OwnerTable() { protect_across_fork(mutex); }
 };
 
-OwnerTable& table() {
+OwnerTable& owner_table() {
   static auto* instance = new OwnerTable;
   return *instance;
 }
@@ -66,7 +66,7 @@ OwnerId intern_owner(OwnerKind kind, std::string_view name, std::string_view sit
   const auto site_id = intern(fitting(site));
   const auto key =
       (uint64_t{static_cast<uint32_t>(name_id)} << 32) | static_cast<uint32_t>(site_id);
-  auto& owners = table();
+  auto& owners = owner_table();
   std::lock_guard lock(owners.mutex);
   auto [found, is_new] = owners.ids.at(static_cast<size_t>(kind))
                              .try_emplace(key, static_cast<uint32_t>(owners.entries.size()));
@@ -85,7 +85,7 @@ OwnerId intern_owner(OwnerKind kind, std::string_view name, std::string_view sit
 Owner owner_of(OwnerId id) {
   Entry entry{};
   {
-    auto& owners = table();
+    auto& owners = owner_table();
     std::lock_guard lock(owners.mutex);
     const auto index = static_cast<uint32_t>(id) & kIndexMask;
     if (static_cast<size_t>(kind_of(id)) >= kOwnerKinds || index >= owners.entries.size()) {

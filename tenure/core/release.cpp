@@ -55,7 +55,7 @@ struct ReleasedTable {
   }
 };
 
-ReleasedTable& table() {
+ReleasedTable& released_table() {
   static auto* instance = new ReleasedTable;
   return *instance;
 }
@@ -214,7 +214,7 @@ void refill(const at::Tensor& tensor, const at::Tensor* content) {
   }
   auto data = new_data(tensor, content);
   {
-    auto& released = table();
+    auto& released = released_table();
     std::lock_guard lock(released.mutex);
     if (released.records.erase(&impl) == 0) {
       throw ReleaseError(text(ref.text(), " was refilled by another thread at the same time"));
@@ -242,7 +242,7 @@ void release_storage(const at::Tensor& tensor, const Releaser& by, const Fence& 
   auto why = release_text(ref, impl, by);
   c10::DataPtr old;
   {
-    auto& released = table();
+    auto& released = released_table();
     std::lock_guard lock(released.mutex);
     if (released.records.contains(&impl)) {
       throw UseAfterRelease(text(ref.text(), " was released by another thread at the same time"));
@@ -264,7 +264,7 @@ void refill_storage(const at::Tensor& tensor, const at::Tensor& content) {
 }
 
 std::optional<std::string> released_text(const c10::Storage& storage) {
-  auto& released = table();
+  auto& released = released_table();
   if (released.count.load(std::memory_order_acquire) == 0) {
     return std::nullopt;
   }
@@ -275,7 +275,7 @@ std::optional<std::string> released_text(const c10::Storage& storage) {
 }
 
 bool is_released(const c10::Storage& storage) {
-  auto& released = table();
+  auto& released = released_table();
   if (released.count.load(std::memory_order_acquire) == 0) {
     return false;
   }
@@ -288,7 +288,7 @@ bool never_had_data(const c10::Storage& storage) {
   if (impl->_mutable_data_ptr_no_checks().get() != nullptr || impl->nbytes() == 0) {
     return false;
   }
-  auto& released = table();
+  auto& released = released_table();
   std::lock_guard lock(released.mutex);  // under which data and record change together
   return impl->_mutable_data_ptr_no_checks().get() == nullptr && !released.records.contains(impl);
 }

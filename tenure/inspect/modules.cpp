@@ -17,7 +17,7 @@ struct Modules {
   std::vector<std::string> names{""};  // 0 is no module
 };
 
-Modules& table() {
+Modules& module_table() {
   static auto* instance = new Modules;
   return *instance;
 }
@@ -28,7 +28,7 @@ uint32_t module_number(const void* module) {
   if (module == nullptr) {
     return 0;
   }
-  auto& known = table();
+  auto& known = module_table();
   std::lock_guard lock(known.mutex);
   const auto [found, added] =
       known.numbers.try_emplace(module, static_cast<uint32_t>(known.names.size()));
@@ -40,13 +40,13 @@ uint32_t module_number(const void* module) {
 }
 
 std::vector<std::pair<uint32_t, const void*>> unnamed_modules() {
-  auto& known = table();
+  auto& known = module_table();
   std::lock_guard lock(known.mutex);
   return {known.unnamed.begin(), known.unnamed.end()};
 }
 
 void name_module(uint32_t number, std::string name) {
-  auto& known = table();
+  auto& known = module_table();
   std::lock_guard lock(known.mutex);
   if (number < known.names.size()) {
     known.names[number] = std::move(name);
@@ -55,13 +55,13 @@ void name_module(uint32_t number, std::string name) {
 }
 
 void forget_module(const void* module) {
-  auto& known = table();
+  auto& known = module_table();
   std::lock_guard lock(known.mutex);
   known.numbers.erase(module);
 }
 
 std::string module_name(uint32_t number) {
-  auto& known = table();
+  auto& known = module_table();
   std::lock_guard lock(known.mutex);
   return number < known.names.size() ? known.names[number] : "";
 }

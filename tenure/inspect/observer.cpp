@@ -40,7 +40,7 @@ std::atomic<int64_t> on_devices{0};  // bytes
 std::atomic<bool> devices_seen{false};
 std::atomic<bool> stepped_up{false};  // from counting, since watching began
 
-BirthTable& table() {
+BirthTable& birth_table() {
   static auto* instance = new BirthTable;
   return *instance;
 }
@@ -205,8 +205,8 @@ void record_birth(const void* data, uint64_t bytes, uint16_t device) {
   }
   const bool timed = (here.births++ & 63) == 0;
   const auto begin = timed ? ticks() : 0;
-  table().born(data, bytes, current_step.load(std::memory_order_relaxed), origin_here(device),
-               here.thread);
+  birth_table().born(data, bytes, current_step.load(std::memory_order_relaxed), origin_here(device),
+                     here.thread);
   if (timed) {
     spent.fetch_add((ticks() - begin) * 64, std::memory_order_relaxed);
   }
@@ -214,8 +214,8 @@ void record_birth(const void* data, uint64_t bytes, uint16_t device) {
 
 // Bytes that died, or none if nobody knew of them.
 std::optional<uint64_t> record_death(const void* data) {
-  return table().died(data, current_step.load(std::memory_order_relaxed),
-                      torch::autograd::get_current_graph_task_id() != -1);
+  return birth_table().died(data, current_step.load(std::memory_order_relaxed),
+                            torch::autograd::get_current_graph_task_id() != -1);
 }
 
 // Sizes of blocks that are only counted and that malloc knows nothing of.
@@ -301,7 +301,7 @@ class WatchedAllocator final : public c10::Allocator {
   static bool uncount(c10::StorageImpl& storage) {
     auto& data = storage._mutable_data_ptr_no_checks();
     if (data.get() == nullptr || data.get() != data.get_context() ||
-        data.get_deleter() != &WatchedAllocator::free || table().find(data.get())) {
+        data.get_deleter() != &WatchedAllocator::free || birth_table().find(data.get())) {
       return false;
     }
     count_out(data.get());
@@ -326,14 +326,14 @@ class WatchedAllocator final : public c10::Allocator {
     } else {
       sizes().born(data, bytes, 0, OriginId::unknown, 0);
     }
-    table().count(static_cast<int64_t>(bytes));
+    birth_table().count(static_cast<int64_t>(bytes));
   }
   static void count_out(void* data) {
     if (const auto known = sizes().died(data, 0)) {
-      table().count(-static_cast<int64_t>(*known));
+      birth_table().count(-static_cast<int64_t>(*known));
     } else if (in_malloc_.load(std::memory_order_relaxed) &&
                current_level.load(std::memory_order_relaxed) != Level::off) {
-      table().count(-static_cast<int64_t>(malloc_usable_size(data)));
+      birth_table().count(-static_cast<int64_t>(malloc_usable_size(data)));
     }
   }
 
@@ -360,7 +360,8 @@ struct Foreign {
   // Returns whether it is new.
   bool add(c10::StorageImpl& storage, Observer::Memory memory) {
     const auto* data = storage._mutable_data_ptr_no_checks().get();
-    if (data == nullptr || storage.device_type() != c10::DeviceType::CPU || table().find(data)) {
+    if (data == nullptr || storage.device_type() != c10::DeviceType::CPU ||
+        birth_table().find(data)) {
       return false;
     }
     std::lock_guard lock(mutex);
@@ -482,16 +483,17 @@ bool Observer::adopt(c10::StorageImpl& storage) {
     }
   } else if (!devices_seen.load(std::memory_order_relaxed) ||
              storage.device_type() != c10::DeviceType::CUDA || data == nullptr ||
-             table().find(data)) {
+             birth_table().find(data)) {
     return false;
   } else if (stepped_up.load(std::memory_order_relaxed)) {
     // It was counted, rounded up by the allocator: those few bytes stay in the count.
-    table().count(-static_cast<int64_t>(storage.nbytes()));
+    birth_table().count(-static_cast<int64_t>(storage.nbytes()));
   } else {
     on_devices.fetch_add(static_cast<int64_t>(storage.nbytes()), std::memory_order_relaxed);
   }
   const auto before = intern(Origin{.site = tenure::intern("before watching"), .device = device});
-  table().born(data, storage.nbytes(), current_step.load(std::memory_order_relaxed), before, 0);
+  birth_table().born(data, storage.nbytes(), current_step.load(std::memory_order_relaxed), before,
+                     0);
   return true;
 }
 
@@ -499,7 +501,7 @@ void Observer::device_born(const void* data, uint64_t bytes, uint16_t device) {
   if (tracing()) {
     record_birth(data, bytes, device);
   } else if (level() == Level::count) {
-    table().count(static_cast<int64_t>(bytes));
+    birth_table().count(static_cast<int64_t>(bytes));
   } else {
     return;
   }
@@ -510,8 +512,8 @@ void Observer::device_born_at(const void* data, uint64_t bytes, uint16_t device,
   if (!tracing()) {
     return;
   }
-  table().born(data, bytes, current_step.load(std::memory_order_relaxed),
-               intern(Origin{.site = site, .device = device}), 0);
+  birth_table().born(data, bytes, current_step.load(std::memory_order_relaxed),
+                     intern(Origin{.site = site, .device = device}), 0);
   on_devices.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
 }
 
@@ -523,7 +525,7 @@ void Observer::device_died(const void* data, uint64_t bytes) {
   if (const auto known = record_death(data)) {
     gone = static_cast<int64_t>(*known);
   } else if (level() == Level::count) {
-    table().count(-gone);
+    birth_table().count(-gone);
   } else {
     return;  // born before anyone watched
   }
@@ -552,8 +554,8 @@ void Observer::welcome_foreign(c10::StorageImpl& storage, Memory memory) {
 void Observer::find_foreign(c10::StorageImpl& storage) {
   if (tracing() && foreign().add(storage, Memory::heap)) {
     const auto origin = intern(Origin{.site = tenure::intern("memory of another library's")});
-    table().born(&storage, storage.nbytes(), current_step.load(std::memory_order_relaxed), origin,
-                 0);
+    birth_table().born(&storage, storage.nbytes(), current_step.load(std::memory_order_relaxed),
+                       origin, 0);
   }
 }
 
@@ -563,13 +565,13 @@ void Observer::welcome_copy(c10::StorageImpl& copy, const StorageRef& original) 
       !foreign().add(copy, original.device().is_cpu() ? Memory::heap : Memory::pinned)) {
     return;
   }
-  const auto birth = table().find(source->data());
+  const auto birth = birth_table().find(source->data());
   auto origin = birth ? origin_of(birth->origin) : Origin{};
   origin.op = tenure::intern(text(name_of(origin.op), origin.op == NameId::none ? "" : ", ",
                                   "on the host, from ", original.device().str()));
   origin.device = 0;
-  table().born(&copy, copy.nbytes(), current_step.load(std::memory_order_relaxed), intern(origin),
-               0);
+  birth_table().born(&copy, copy.nbytes(), current_step.load(std::memory_order_relaxed),
+                     intern(origin), 0);
 }
 
 void Observer::sweep() {
@@ -596,11 +598,11 @@ int64_t Observer::malloced_bytes() const {
   if (!cpu_allocator().in_malloc()) {
     return known.in(Memory::heap);
   }
-  return std::max<int64_t>(0, table().flow().bytes - device_bytes() - known.in(Memory::shared) -
-                                  known.in(Memory::pinned));
+  return std::max<int64_t>(0, birth_table().flow().bytes - device_bytes() -
+                                  known.in(Memory::shared) - known.in(Memory::pinned));
 }
 
-BirthTable& Observer::births() { return table(); }
+BirthTable& Observer::births() { return birth_table(); }
 
 uint64_t Observer::cost() const {
   return static_cast<uint64_t>(seconds_between(0, spent.load(std::memory_order_relaxed)) * 1e9);

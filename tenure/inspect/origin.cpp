@@ -28,7 +28,7 @@ struct Origins {
   std::deque<Origin> all{Origin()};  // 0 is unknown
 };
 
-Origins& table() {
+Origins& origin_table() {
   static auto* instance = new Origins;
   return *instance;
 }
@@ -36,7 +36,7 @@ Origins& table() {
 }  // namespace
 
 OriginId intern(const Origin& origin) {
-  auto& known = table();
+  auto& known = origin_table();
   std::lock_guard lock(known.mutex);
   const auto [found, added] =
       known.ids.try_emplace(origin, static_cast<OriginId>(known.all.size()));
@@ -47,14 +47,14 @@ OriginId intern(const Origin& origin) {
 }
 
 Origin origin_of(OriginId id) {
-  auto& known = table();
+  auto& known = origin_table();
   std::lock_guard lock(known.mutex);
   const auto index = static_cast<size_t>(id);
   return index < known.all.size() ? known.all[index] : Origin();
 }
 
 uint32_t origins() {
-  auto& known = table();
+  auto& known = origin_table();
   std::lock_guard lock(known.mutex);
   return static_cast<uint32_t>(known.all.size());
 }

@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint32_t kNo = std::numeric_limits<uint32_t>::max();
 // Of the greatest capacity: less than that is rounding.
-constexpr double kRounding = 1e-12;
+constexpr double kNearNothing = 1e-12;
 
 }  // namespace
 
@@ -24,7 +24,7 @@ void Network::edge(uint32_t from, uint32_t to, double capacity) {
   add(from, to, capacity);
   add(to, from, 0);
   if (capacity < kEndless) {
-    none_ = std::max(none_, capacity * kRounding);
+    none_ = std::max(none_, capacity * kNearNothing);
   }
 }
 

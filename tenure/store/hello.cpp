@@ -17,13 +17,13 @@ namespace tenure::store {
 namespace {
 
 // Eight bytes that no text protocol begins with.
-constexpr std::array<uint8_t, 8> kMagic{'t', 'e', 'n', 'u', 'r', 'e', 0x00, 0xd5};
+constexpr std::array<uint8_t, 8> kHelloMagic{'t', 'e', 'n', 'u', 'r', 'e', 0x00, 0xd5};
 constexpr size_t kUnused = 5;
 // Nothing else that is signed with the secret begins so.
 constexpr std::string_view kLabel = "tenure store proof";
 
 void write_front(ByteWriter& out, uint16_t version, uint8_t number) {
-  out.raw(std::as_bytes(std::span(kMagic)));
+  out.raw(std::as_bytes(std::span(kHelloMagic)));
   out.u16(version);
   out.u8(number);
   out.raw(std::array<std::byte, kUnused>{});
@@ -36,7 +36,8 @@ struct Front {
 
 // None: another magic, no version, or unused bytes that are used in our version.
 std::optional<Front> read_front(ByteReader& in) {
-  const bool ours = std::ranges::equal(in.raw(kMagic.size()), std::as_bytes(std::span(kMagic)));
+  const bool ours =
+      std::ranges::equal(in.raw(kHelloMagic.size()), std::as_bytes(std::span(kHelloMagic)));
   Front front;
   front.version = in.u16();
   if (!ours || front.version == 0) {

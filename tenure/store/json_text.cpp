@@ -3,7 +3,7 @@
 namespace tenure::store {
 namespace {
 
-constexpr std::string_view kDigits = "0123456789abcdef";
+constexpr std::string_view kHexDigits = "0123456789abcdef";
 
 // The length of the character of UTF-8 that `text` begins with. None there: 0.
 size_t character_bytes(std::string_view text) {
@@ -86,8 +86,8 @@ void JsonText::quote(std::string_view text) {
       text_ += first;
     } else if (static_cast<uint8_t>(first) < 0x20 || first == 0x7F) {
       text_ += "\\u00";
-      text_ += kDigits[static_cast<uint8_t>(first) >> 4U];
-      text_ += kDigits[static_cast<uint8_t>(first) & 15U];
+      text_ += kHexDigits[static_cast<uint8_t>(first) >> 4U];
+      text_ += kHexDigits[static_cast<uint8_t>(first) & 15U];
     } else {
       text_ += text.substr(0, bytes);
     }

@@ -39,7 +39,7 @@ struct MemberHash {
   }
 };
 
-struct Line {
+struct LedgerLine {
   std::shared_ptr<const ScopeName> scope;  // shared with who speaks of it after its close
   std::string call;
   std::string site;
@@ -63,8 +63,8 @@ class Ledger {
 
   // The line, made if it is not there, and its scope with it. REQUIRES: not closed.
   uint32_t line(const ScopeName& scope, const std::string& call, const std::string& site);
-  [[nodiscard]] Line& at(uint32_t line) { return lines_[line]; }
-  [[nodiscard]] const Line& at(uint32_t line) const { return lines_[line]; }
+  [[nodiscard]] LedgerLine& at(uint32_t line) { return lines_[line]; }
+  [[nodiscard]] const LedgerLine& at(uint32_t line) const { return lines_[line]; }
   // A slot speaks of the line, or does no longer.
   void hold(uint32_t line) { ++lines_[line].users; }
   void drop(uint32_t line);
@@ -100,7 +100,7 @@ class Ledger {
   void forget_books();
 
   std::unordered_map<ScopeName, Scope, ScopeHash> scopes_;
-  std::deque<Line> lines_;
+  std::deque<LedgerLine> lines_;
   std::vector<uint32_t> free_lines_;
 
   // Names by their hash: two of 65,536 meet once in 10^10 runs.

@@ -11,7 +11,7 @@ namespace tenure::store {
 namespace {
 
 // "tens"
-constexpr uint32_t kMagic = 0x736e6574;
+constexpr uint32_t kFrameMagic = 0x736e6574;
 // More than the names and numbers of any message that is not a list or a text.
 constexpr uint32_t kMostShortBytes = 1024;
 
@@ -60,7 +60,7 @@ std::array<std::byte, kHeaderBytes> encode(const Header& header) {
                           " of payload cannot be sent: it exceeds the protocol's limits"));
   }
   ByteWriter out(kHeaderBytes);
-  out.u32(kMagic);
+  out.u32(kFrameMagic);
   out.u8(static_cast<uint8_t>(header.kind));
   out.u8(0);
   out.u16(0);
@@ -74,7 +74,7 @@ std::array<std::byte, kHeaderBytes> encode(const Header& header) {
 
 std::optional<Header> decode_header(std::span<const std::byte, kHeaderBytes> bytes) {
   ByteReader in(bytes, "a header");
-  const bool ours = in.u32() == kMagic;
+  const bool ours = in.u32() == kFrameMagic;
   Header header;
   header.kind = static_cast<MessageKind>(in.u8());
   const bool empty_before = in.u8() == 0 && in.u16() == 0;

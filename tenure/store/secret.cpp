@@ -55,7 +55,7 @@ void check_private(const std::string& path, int file) {
 }
 
 // Reads into `bytes`, which its owner wipes.
-void read_all(const std::string& path, int file, std::string& bytes) {
+void read_whole(const std::string& path, int file, std::string& bytes) {
   bytes.resize(kMostSecretBytes + 3);  // and a line's end, and one that shows that it is longer
   size_t length = 0;
   while (length < bytes.size()) {
@@ -110,7 +110,7 @@ Secret secret_from_file(const std::string& path) {
   const auto wiped = [](std::string* bytes) { wipe(*bytes); };
   std::string bytes;
   const std::unique_ptr<std::string, decltype(wiped)> guard(&bytes, wiped);
-  read_all(path, file.get(), bytes);
+  read_whole(path, file.get(), bytes);
   const auto secret = without_line_end(bytes);
   if (secret.size() > kMostSecretBytes) {
     refuse_file(path, text("it has more than ", kMostSecretBytes, " bytes"));

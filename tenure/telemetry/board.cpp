@@ -28,7 +28,7 @@ Row row_of(const std::vector<uint8_t>& bytes) {
 }
 
 // For a store that does not answer. What it has to say is not worth waiting for.
-constexpr std::chrono::seconds kPatience{10};
+constexpr std::chrono::seconds kStoreTimeout{10};
 
 std::string row_key(uint32_t rank) { return text("row/", rank); }
 std::string peak_key(uint64_t number) { return text("peak/", number); }
@@ -43,7 +43,7 @@ Board::~Board() = default;
 c10d::Store& Board::store() {
   if (!clone_) {
     clone_ = jobs_->clone();
-    clone_->setTimeout(kPatience);
+    clone_->setTimeout(kStoreTimeout);
   }
   return *clone_;
 }

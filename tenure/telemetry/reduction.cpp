@@ -17,7 +17,7 @@ namespace tenure::telemetry {
 namespace {
 
 // A rank may be late by an evaluation or a checkpoint; one that is gone is known by its connection.
-constexpr std::chrono::hours kPatience{24};
+constexpr std::chrono::hours kCollectiveTimeout{24};
 
 // A collective that others have not joined cannot be called off, and Gloo's threads still write to
 // its tensor: what they need is left to them for good. It ends with the process.
@@ -66,14 +66,14 @@ bool Reduction::reduce(const at::Tensor& words, const std::stop_token& stop) {
     for (const auto& group : mine_) {
       c10d::AllreduceOptions options;
       options.reduceOp = c10d::ReduceOp::MAX;
-      options.timeout = kPatience;
+      options.timeout = kCollectiveTimeout;
       if (!run(group->allreduce(tensors, options))) {
         return false;
       }
     }
     for (size_t level = mine_.size(); level-- > 0;) {
       c10d::BroadcastOptions options;
-      options.timeout = kPatience;
+      options.timeout = kCollectiveTimeout;
       if (level + 1 < levels_ && !run(mine_[level]->broadcast(tensors, options))) {
         return false;
       }

@@ -17,8 +17,8 @@ namespace {
 using Series = std::vector<double>;
 using Random = std::mt19937_64;
 
-constexpr double kMB = 1e6;
-constexpr double kBase = 500 * kMB;
+constexpr double kMegabyte = 1e6;
+constexpr double kBase = 500 * kMegabyte;
 
 double number(size_t count) { return static_cast<double>(count); }
 
@@ -55,15 +55,16 @@ Series line(size_t steps, double per_step) {
 }
 
 Series staircase(size_t steps, size_t every) {
-  return series(steps, [&](size_t i) { return kMB * number(i / every); });
+  return series(steps, [&](size_t i) { return kMegabyte * number(i / every); });
 }
 
 Series sawtooth(size_t steps, size_t period) {
-  return series(steps, [&](size_t i) { return kMB * number(i % period); });
+  return series(steps, [&](size_t i) { return kMegabyte * number(i % period); });
 }
 
 Series warm_up(size_t steps, double length) {
-  return series(steps, [&](size_t i) { return 100 * kMB * (1 - std::exp(-number(i) / length)); });
+  return series(steps,
+                [&](size_t i) { return 100 * kMegabyte * (1 - std::exp(-number(i) / length)); });
 }
 
 // Each step asks for some of `keys` things, and what was asked for once is kept.
@@ -73,24 +74,24 @@ Series cache(size_t steps, size_t keys, size_t asked, Random& random) {
     for (size_t i = 0; i < asked; ++i) {
       known.insert(pick(random, 0, keys - 1));
     }
-    return kMB * number(known.size());
+    return kMegabyte * number(known.size());
   });
 }
 
 Series filled_by(size_t steps, size_t full) {
-  return series(steps, [&](size_t i) { return kMB * number(std::min(i, full)); });
+  return series(steps, [&](size_t i) { return kMegabyte * number(std::min(i, full)); });
 }
 
 Series jumps(size_t steps, std::vector<size_t> at) {
   return series(steps, [&](size_t i) {
-    return 20 * kMB * number(static_cast<size_t>(std::ranges::count_if(at, [&](size_t jump) {
+    return 20 * kMegabyte * number(static_cast<size_t>(std::ranges::count_if(at, [&](size_t jump) {
              return i >= jump;
            })));
   });
 }
 
 Series late(size_t steps, size_t onset) {
-  return series(steps, [&](size_t i) { return kMB * number(i < onset ? 0 : i - onset); });
+  return series(steps, [&](size_t i) { return kMegabyte * number(i < onset ? 0 : i - onset); });
 }
 
 TEST(Trend, AConstantDoesNotGrow) {
@@ -102,13 +103,13 @@ TEST(Trend, AConstantDoesNotGrow) {
 
 TEST(Trend, NoiseDoesNotGrow) {
   Random random(1);
-  EXPECT_FALSE(trend_of(with_noise(Series(300, kBase), 5 * kMB, random)).grows);
+  EXPECT_FALSE(trend_of(with_noise(Series(300, kBase), 5 * kMegabyte, random)).grows);
 }
 
 TEST(Trend, NoiseOfFewStepsDoesNotGrow) {
   for (uint64_t seed = 0; seed < 1000; ++seed) {
     Random random(seed);
-    const auto values = with_noise(Series(pick(random, 12, 30), kBase), 5 * kMB, random);
+    const auto values = with_noise(Series(pick(random, 12, 30), kBase), 5 * kMegabyte, random);
     EXPECT_FALSE(trend_of(values).grows) << values.size() << " steps, seed " << seed;
   }
 }
@@ -118,19 +119,19 @@ TEST(Trend, NoiseThatWandersDoesNotGrow) {
     Random random(seed);
     double at = 0;
     const auto values = series(200, [&](size_t) {
-      at = 0.7 * at + normal(random, 5 * kMB);
+      at = 0.7 * at + normal(random, 5 * kMegabyte);
       return at;
     });
     EXPECT_FALSE(trend_of(values).grows) << "seed " << seed;
   }
 }
 
-TEST(Trend, AFallDoesNotGrow) { EXPECT_FALSE(trend_of(line(200, -kMB)).grows); }
+TEST(Trend, AFallDoesNotGrow) { EXPECT_FALSE(trend_of(line(200, -kMegabyte)).grows); }
 
 TEST(Trend, ALineGrowsAtItsPaceFromItsBeginning) {
-  const auto trend = trend_of(line(100, kMB));
+  const auto trend = trend_of(line(100, kMegabyte));
   EXPECT_TRUE(trend.grows);
-  EXPECT_NEAR(trend.per_step, kMB, 0.01 * kMB);
+  EXPECT_NEAR(trend.per_step, kMegabyte, 0.01 * kMegabyte);
   EXPECT_GT(trend.confidence, 0.99);
   EXPECT_LE(trend.confidence, 1);
   EXPECT_LE(trend.since, 5);
@@ -138,14 +139,14 @@ TEST(Trend, ALineGrowsAtItsPaceFromItsBeginning) {
 
 TEST(Trend, ALineWithNoiseGrowsAtItsPace) {
   Random random(2);
-  const auto trend = trend_of(with_noise(line(200, kMB), 5 * kMB, random));
+  const auto trend = trend_of(with_noise(line(200, kMegabyte), 5 * kMegabyte, random));
   EXPECT_TRUE(trend.grows);
-  EXPECT_NEAR(trend.per_step, kMB, 0.15 * kMB);
+  EXPECT_NEAR(trend.per_step, kMegabyte, 0.15 * kMegabyte);
 }
 
 TEST(Trend, FewestStepsAreEnoughForALineAndOneLessIsNot) {
-  EXPECT_TRUE(trend_of(line(kFewestSteps, kMB)).grows);
-  EXPECT_FALSE(trend_of(line(kFewestSteps - 1, kMB)).grows);
+  EXPECT_TRUE(trend_of(line(kFewestSteps, kMegabyte)).grows);
+  EXPECT_FALSE(trend_of(line(kFewestSteps - 1, kMegabyte)).grows);
   EXPECT_FALSE(trend_of({}).grows);
 }
 
@@ -158,13 +159,13 @@ TEST(Trend, GrowthBelowTheLeastIsNone) {
 TEST(Trend, AStaircaseEverySecondStepGrows) {
   const auto trend = trend_of(staircase(60, 2));
   EXPECT_TRUE(trend.grows);
-  EXPECT_NEAR(trend.per_step, kMB / 2, 0.1 * kMB);
+  EXPECT_NEAR(trend.per_step, kMegabyte / 2, 0.1 * kMegabyte);
 }
 
 TEST(Trend, AStaircaseEveryFifthStepGrows) {
   const auto trend = trend_of(staircase(100, 5));
   EXPECT_TRUE(trend.grows);
-  EXPECT_NEAR(trend.per_step, kMB / 5, 0.05 * kMB);
+  EXPECT_NEAR(trend.per_step, kMegabyte / 5, 0.05 * kMegabyte);
 }
 
 TEST(Trend, ASawtoothDoesNotGrowWithItsLastToothOpen) {
@@ -176,7 +177,7 @@ TEST(Trend, ASawtoothDoesNotGrowWithItsLastToothOpen) {
 TEST(Trend, ATenTimesHigherToothIsNoTooth) {
   auto values = sawtooth(200, 20);
   for (size_t i = 100; i < values.size(); ++i) {
-    values[i] = kBase + 2 * kMB * number(i - 100);
+    values[i] = kBase + 2 * kMegabyte * number(i - 100);
   }
   EXPECT_TRUE(trend_of(values).grows);
 }
@@ -205,7 +206,7 @@ TEST(Trend, HighWaterMarksHardlyEverGrow) {
     Random random(seed);
     double most = 0;
     const auto values = series(200, [&](size_t) {
-      most = std::max(most, std::abs(normal(random, 20 * kMB)));
+      most = std::max(most, std::abs(normal(random, 20 * kMegabyte)));
       return most;
     });
     grown += static_cast<size_t>(trend_of(values).grows);
@@ -219,7 +220,7 @@ TEST(Trend, ALateOnsetIsFoundWhereItIs) {
   const auto trend = trend_of(late(200, 120));
   EXPECT_TRUE(trend.grows);
   EXPECT_NEAR(number(trend.since), 120, 12);
-  EXPECT_NEAR(trend.per_step, kMB, 0.1 * kMB);
+  EXPECT_NEAR(trend.per_step, kMegabyte, 0.1 * kMegabyte);
 }
 
 TEST(Trend, OneJumpDoesNotGrow) {
@@ -235,19 +236,19 @@ TEST(Trend, FewJumpsDoNotGrow) {
 }
 
 TEST(Trend, AJumpIsNoPartOfTheGrowthAroundIt) {
-  auto values = line(100, kMB);
+  auto values = line(100, kMegabyte);
   for (size_t i = 50; i < values.size(); ++i) {
-    values[i] += 500 * kMB;
+    values[i] += 500 * kMegabyte;
   }
   const auto trend = trend_of(values);
   EXPECT_TRUE(trend.grows);
-  EXPECT_NEAR(trend.per_step, kMB, 0.2 * kMB);
+  EXPECT_NEAR(trend.per_step, kMegabyte, 0.2 * kMegabyte);
 }
 
 TEST(Trend, DipsHideNoGrowth) {
-  auto values = line(100, kMB);
+  auto values = line(100, kMegabyte);
   for (const size_t at : {30, 55, 56, 90}) {
-    values[at] -= 400 * kMB;
+    values[at] -= 400 * kMegabyte;
   }
   EXPECT_TRUE(trend_of(values).grows);
 }
@@ -255,10 +256,10 @@ TEST(Trend, DipsHideNoGrowth) {
 TEST(Trend, DipsAndSpikesAreNoGrowth) {
   Series values(100, kBase);
   for (const size_t at : {10, 30, 31, 60}) {
-    values[at] -= 400 * kMB;
-    values[at + 5] += 400 * kMB;
+    values[at] -= 400 * kMegabyte;
+    values[at + 5] += 400 * kMegabyte;
   }
-  values.back() += 400 * kMB;
+  values.back() += 400 * kMegabyte;
   EXPECT_FALSE(trend_of(values).grows);
 }
 
@@ -285,14 +286,15 @@ constexpr std::array kHealthy{
     Shape{"constant", [](size_t steps, Random&) { return Series(steps, kBase); }},
     Shape{"noise",
           [](size_t steps, Random& random) {
-            return with_noise(Series(steps, kBase), between(random, 0.01, 20.0) * kMB, random);
+            return with_noise(Series(steps, kBase), between(random, 0.01, 20.0) * kMegabyte,
+                              random);
           }},
     Shape{"sawtooth",
           [](size_t steps, Random& random) { return sawtooth(steps, pick(random, 4, steps / 3)); }},
     Shape{"noisy sawtooth",
           [](size_t steps, Random& random) {
             const size_t period = pick(random, 8, steps / 3);
-            return with_noise(sawtooth(steps, period), 0.02 * number(period) * kMB, random);
+            return with_noise(sawtooth(steps, period), 0.02 * number(period) * kMegabyte, random);
           }},
     Shape{"warm-up",
           [](size_t steps, Random& random) {
@@ -300,7 +302,7 @@ constexpr std::array kHealthy{
           }},
     Shape{"noisy warm-up",
           [](size_t steps, Random& random) {
-            return with_noise(warm_up(steps, number(steps) * between(random, 0.01, 0.1)), kMB,
+            return with_noise(warm_up(steps, number(steps) * between(random, 0.01, 0.1)), kMegabyte,
                               random);
           }},
     Shape{"cache",
@@ -322,18 +324,21 @@ constexpr std::array kHealthy{
           [](size_t steps, Random& random) {
             Series values(steps, kBase);
             for (auto& value : values) {
-              value += pick(random, 0, 19) == 0 ? normal(random, 100 * kMB) : 0;
+              value += pick(random, 0, 19) == 0 ? normal(random, 100 * kMegabyte) : 0;
             }
             return values;
           }},
 };
 
 constexpr std::array kLeaky{
-    Shape{"line", [](size_t steps,
-                     Random& random) { return line(steps, between(random, 0.003, 10.0) * kMB); }},
+    Shape{"line",
+          [](size_t steps, Random& random) {
+            return line(steps, between(random, 0.003, 10.0) * kMegabyte);
+          }},
     Shape{"noisy line",
           [](size_t steps, Random& random) {
-            return with_noise(line(steps, kMB), between(random, 0.1, 3.0) * kMB, random);
+            return with_noise(line(steps, kMegabyte), between(random, 0.1, 3.0) * kMegabyte,
+                              random);
           }},
     Shape{"staircase",
           [](size_t steps, Random& random) { return staircase(steps, pick(random, 2, 5)); }},
@@ -341,7 +346,7 @@ constexpr std::array kLeaky{
           [](size_t steps, Random& random) {
             double held = 0;
             return series(steps, [&](size_t) {
-              held += pick(random, 0, 2) == 0 ? between(random, 0.5, 2.0) * kMB : 0;
+              held += pick(random, 0, 2) == 0 ? between(random, 0.5, 2.0) * kMegabyte : 0;
               return held;
             });
           }},
@@ -351,7 +356,7 @@ constexpr std::array kLeaky{
           [](size_t steps, Random& random) {
             auto values = warm_up(steps, number(steps) * between(random, 0.01, 0.04));
             for (size_t i = 0; i < steps; ++i) {
-              values[i] += kMB * number(i);
+              values[i] += kMegabyte * number(i);
             }
             return values;
           }},
@@ -359,7 +364,7 @@ constexpr std::array kLeaky{
           [](size_t steps, Random& random) {
             auto values = jumps(steps, {pick(random, 1, steps - 1)});
             for (size_t i = 0; i < steps; ++i) {
-              values[i] += kMB * number(i);
+              values[i] += kMegabyte * number(i);
             }
             return values;
           }},
@@ -367,7 +372,7 @@ constexpr std::array kLeaky{
           [](size_t steps, Random& random) {
             auto values = sawtooth(steps, pick(random, 4, 10));
             for (size_t i = 0; i < steps; ++i) {
-              values[i] += kMB * number(i);
+              values[i] += kMegabyte * number(i);
             }
             return values;
           }},

@@ -1,13 +1,13 @@
 // Offloading from C++ alone: no Python in this process.
 #include <tenure/offload/active.h>
 
+#include "gradient.h"
 #include <tenure/core/error.h>
 #include <tenure/core/ledger.h>
 
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <thread>
 
@@ -28,10 +28,6 @@ at::Tensor leaf(int64_t rows, int64_t columns) {
 // Of the weights, after a chain of three products and their squares.
 at::Tensor chain(const at::Tensor& weight) {
   return weight.mm(weight).square().mm(weight).square().sum();
-}
-
-at::Tensor gradient(const at::Tensor& weight, const at::Tensor& loss) {
-  return torch::autograd::grad({loss}, {weight})[0];
 }
 
 TEST(Active, GradientsAreThoseOfPlainSteps) {

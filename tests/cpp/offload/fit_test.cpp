@@ -1,4 +1,5 @@
 // A Fit from C++ alone: no Python in this process.
+#include "gradient.h"
 #include <tenure/core/error.h>
 #include <tenure/core/ledger.h>
 #include <tenure/offload/active.h>
@@ -6,7 +7,6 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <thread>
 
@@ -27,7 +27,7 @@ Options within(uint64_t budget) {
 at::Tensor leaf() { return at::randn({128, 128}).div_(8).requires_grad_(); }
 
 // Layers of which much can be made again.
-at::Tensor chain(const at::Tensor& weight) {
+at::Tensor layers(const at::Tensor& weight) {
   auto x = weight;
   for (int i = 0; i < 8; ++i) {
     x = x.mm(weight).sigmoid().exp().sin();
@@ -35,13 +35,9 @@ at::Tensor chain(const at::Tensor& weight) {
   return x.sum();
 }
 
-at::Tensor gradient(const at::Tensor& weight, const at::Tensor& loss) {
-  return torch::autograd::grad({loss}, {weight})[0];
-}
-
 at::Tensor step(Session& session, const at::Tensor& weight) {
   Active active(session);
-  auto out = gradient(weight, chain(weight));
+  auto out = gradient(weight, layers(weight));
   active.end();
   return out;
 }
@@ -55,7 +51,7 @@ uint64_t least_budget(const at::Tensor& weight) {
 
 TEST(Fit, GradientsAreThoseOfPlainSteps) {
   const auto weight = leaf();
-  const auto plain = gradient(weight, chain(weight));
+  const auto plain = gradient(weight, layers(weight));
   Session session(within(least_budget(weight)));
   for (int i = 0; i < 5; ++i) {
     EXPECT_TRUE(at::equal(plain, step(session, weight))) << i;
@@ -68,7 +64,7 @@ TEST(Fit, GradientsAreThoseOfPlainSteps) {
 
 TEST(Fit, BackwardMayComeAfterTheSession) {
   const auto weight = leaf();
-  const auto plain = gradient(weight, chain(weight));
+  const auto plain = gradient(weight, layers(weight));
   at::Tensor loss;
   {
     Session session(within(least_budget(weight)));
@@ -76,7 +72,7 @@ TEST(Fit, BackwardMayComeAfterTheSession) {
       step(session, weight);
     }
     const Active active(session);
-    loss = chain(weight);
+    loss = layers(weight);
   }
   EXPECT_TRUE(at::equal(plain, gradient(weight, loss)));
   loss.reset();
@@ -85,11 +81,11 @@ TEST(Fit, BackwardMayComeAfterTheSession) {
 
 TEST(Fit, BackwardMayRunOnAnotherThread) {
   const auto weight = leaf();
-  const auto plain = gradient(weight, chain(weight));
+  const auto plain = gradient(weight, layers(weight));
   Session session(within(least_budget(weight)));
   for (int i = 0; i < 4; ++i) {
     Active active(session);
-    const auto loss = chain(weight);
+    const auto loss = layers(weight);
     at::Tensor ours;
     std::thread([&] { ours = gradient(weight, loss); }).join();
     EXPECT_TRUE(at::equal(plain, ours)) << i;
@@ -100,7 +96,7 @@ TEST(Fit, BackwardMayRunOnAnotherThread) {
 
 TEST(Fit, AnExceptionAbandonsTheStep) {
   const auto weight = leaf();
-  const auto plain = gradient(weight, chain(weight));
+  const auto plain = gradient(weight, layers(weight));
   Session session(within(least_budget(weight)));
   for (int i = 0; i < 6; ++i) {
     if (i % 2 == 1) {
@@ -109,7 +105,7 @@ TEST(Fit, AnExceptionAbandonsTheStep) {
     }
     try {
       const Active active(session);
-      const auto loss = chain(weight);
+      const auto loss = layers(weight);
       throw std::runtime_error("out of luck");
     } catch (const std::runtime_error&) {
       EXPECT_FALSE(session.active());
@@ -121,7 +117,7 @@ TEST(Fit, ABudgetThatCannotBeMetNamesTheLeast) {
   const auto weight = leaf();
   Session session(within(1024));
   Active active(session);
-  gradient(weight, chain(weight));
+  gradient(weight, layers(weight));
   try {
     active.end();
     FAIL() << "no error";

@@ -138,13 +138,13 @@ TEST(Hello, DigestsAreComparedWhole) {
 
 #if TENURE_HAVE_OPENSSL
 
-constexpr std::string_view kHex = "0123456789abcdef";
+constexpr std::string_view kHexDigits = "0123456789abcdef";
 
 std::string hex(std::span<const std::byte> bytes) {
   std::string out;
   for (const std::byte byte : bytes) {
-    out += kHex[std::to_integer<size_t>(byte >> 4U)];
-    out += kHex[std::to_integer<size_t>(byte & std::byte{15})];
+    out += kHexDigits[std::to_integer<size_t>(byte >> 4U)];
+    out += kHexDigits[std::to_integer<size_t>(byte & std::byte{15})];
   }
   return out;
 }

@@ -11,7 +11,7 @@
 namespace tenure::store {
 namespace {
 
-const Member kTrainer{.role = "trainer", .rank = 3, .incarnation = 0x1122334455667788};
+const Member kSpeaker{.role = "trainer", .rank = 3, .incarnation = 0x1122334455667788};
 const Member kLargest{.role = std::string(64, 'r'), .rank = INT32_MAX, .incarnation = UINT64_MAX};
 const ScopeName kStep{.kind = "step", .id = "168"};
 const ScopeName kLongScope{.kind = std::string(64, 'k'), .id = std::string(128, 'i')};
@@ -55,12 +55,12 @@ std::vector<Sample> samples() {
   using enum MessageKind;
   return {
       {"introduce", introduce,
-       encode(Introduce{.job = "rollouts", .member = kTrainer, .purpose = Purpose::notices}),
+       encode(Introduce{.job = "rollouts", .member = kSpeaker, .purpose = Purpose::notices}),
        again<decode_introduce>},
       {"introduce_largest", introduce,
        encode(Introduce{.job = std::string(128, 'j'), .member = kLargest}),
        again<decode_introduce>},
-      {"welcome", welcome, encode(Welcome{.owner = kTrainer, .lease_ms = UINT32_MAX}),
+      {"welcome", welcome, encode(Welcome{.owner = kSpeaker, .lease_ms = UINT32_MAX}),
        again<decode_welcome>},
       {"fetch_none", fetch, encode(Fetch{}), again<decode_fetch>},
       {"fetch", fetch,
@@ -96,7 +96,7 @@ std::vector<Sample> samples() {
       {"same", same, encode(Same{.id = {.slot = 1, .generation = 2}, .fingerprint = {}}),
        again<decode_same>},
       {"scope_closed", scope_closed,
-       encode(ScopeClosed{.scope = kStep, .by = kTrainer, .at_ms = INT64_MIN}),
+       encode(ScopeClosed{.scope = kStep, .by = kSpeaker, .at_ms = INT64_MIN}),
        again<decode_scope_closed>},
       {"scope_closed_largest", scope_closed,
        encode(ScopeClosed{.scope = kLongScope, .by = kLargest, .at_ms = INT64_MAX}),
@@ -123,9 +123,9 @@ INSTANTIATE_TEST_SUITE_P(Messages, Body, testing::ValuesIn(samples()),
 
 TEST(Messages, AnIntroductionComesBack) {
   const auto back = decode_introduce(
-      encode(Introduce{.job = "rollouts", .member = kTrainer, .purpose = Purpose::notices}));
+      encode(Introduce{.job = "rollouts", .member = kSpeaker, .purpose = Purpose::notices}));
   EXPECT_EQ(back.job, "rollouts");
-  EXPECT_EQ(back.member, kTrainer);
+  EXPECT_EQ(back.member, kSpeaker);
   EXPECT_EQ(back.purpose, Purpose::notices);
 }
 
@@ -250,9 +250,9 @@ TEST(Messages, AComparisonComesBack) {
 
 TEST(Messages, ANoticeOfAClosedScopeComesBack) {
   const auto back =
-      decode_scope_closed(encode(ScopeClosed{.scope = kStep, .by = kTrainer, .at_ms = -5}));
+      decode_scope_closed(encode(ScopeClosed{.scope = kStep, .by = kSpeaker, .at_ms = -5}));
   EXPECT_EQ(back.scope, kStep);
-  EXPECT_EQ(back.by, kTrainer);
+  EXPECT_EQ(back.by, kSpeaker);
   EXPECT_EQ(back.at_ms, -5);
 }
 
@@ -276,7 +276,7 @@ TEST(Messages, AHugeCountIsRefusedByItsLimitAndNotTried) {
 }
 
 TEST(Messages, NamesThatAreNoneAreNotSent) {
-  EXPECT_THROW(encode(Introduce{.job = "", .member = kTrainer}), InputError);
+  EXPECT_THROW(encode(Introduce{.job = "", .member = kSpeaker}), InputError);
   EXPECT_THROW(encode(Introduce{.job = "j", .member = {}}), InputError);
   EXPECT_THROW(encode(Close{.scope = {.kind = "a\nb", .id = ""}}), InputError);
 }
