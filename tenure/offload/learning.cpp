@@ -310,11 +310,16 @@ void State::check_peak() {
   if (over <= 0 || !can_do_less) {
     return;
   }
-  margin_ += over;
   if (known_->followed != nullptr) {
-    make_fit(*known_);
+    // No lower than there is a plan: what others had, garbage say, the next step may be free of.
+    const auto room = cap_of(most) - least_of(*known_);
+    if (room > 0) {
+      margin_ += std::min(over, room);
+      make_fit(*known_);
+    }
     return;
   }
+  margin_ += over;
   if (least_peak(known_->timeline) <= cap_for(known_->timeline)) {
     known_->plan = plan_for(*known_);
   }

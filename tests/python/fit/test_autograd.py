@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -218,10 +219,14 @@ def test_a_part_that_is_not_recorded_by_autograd() -> None:
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
 def test_a_compiled_layer() -> None:
+    torch.compiler.reset()
+
     def make() -> Job:
-        torch.compiler.reset()
-        inner = deep(1).model
-        return with_layer(Applied(torch.compile(inner, backend="aot_eager")))
+        job = with_layer(Applied(torch.compile(deep(1).model, backend="aot_eager")))
+        job.loss(0).backward()  # what compiling leaves to Python's collector is of no step
+        job.model.zero_grad(set_to_none=True)
+        gc.collect()
+        return job
 
     same_as_plain(make, steps=8)  # it makes its constants in the first two
     torch.compiler.reset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -69,6 +70,26 @@ def test_what_a_long_chain_is_made_of_goes_while_it_is_made() -> None:
     settle(job, fit)
     assert fit.stats().remade_calls > 16
     assert fit.stats().peak <= fit.stats().promised
+
+
+def test_what_others_had_for_a_step_ends_no_training() -> None:
+    job, fit = tight(deep, part=0.5)
+    settle(job, fit)
+    job.model.zero_grad(set_to_none=True)
+    others: list[Tensor] = []
+    thread = threading.Thread(
+        target=lambda: others.append(torch.zeros(fit.stats().budget, dtype=torch.uint8))
+    )
+    with fit:
+        loss = job.loss(0)
+        thread.start()
+        thread.join()
+        loss.backward()
+    others.clear()
+    del loss
+    assert fit.stats().peak > fit.stats().budget
+    settle(job, fit)
+    assert fit.stats().peak <= fit.stats().budget
 
 
 def test_it_is_kept_by_what_the_profiler_counts() -> None:
