@@ -134,6 +134,19 @@ void bind_monitor(py::module_& m) {
             return out;
           },
           "The newest rows of this rank, oldest first.")
+      .def(
+          "extremes",
+          [](const Monitor& self) {
+            py::dict out;
+            const auto ranks = self.extremes();
+            for (size_t i = 0; i < ranks.size(); ++i) {
+              if (ranks[i]) {
+                out[py::str(telemetry::keys()[i].name)] = *ranks[i];
+              }
+            }
+            return out;
+          },
+          "By name, the rank whose figure is told, in the last interval that is known.")
       .def_property_readonly("collectives", &Monitor::collectives)
       .def_property_readonly("knows_peaks", &Monitor::knows_peaks)
       .def(

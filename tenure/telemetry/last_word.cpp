@@ -18,6 +18,8 @@
 namespace tenure::telemetry {
 namespace {
 
+constexpr std::chrono::minutes kKept{1};
+
 // Members of one JSON object. Names are ours and need no escapes.
 class Members {
  public:
@@ -151,12 +153,13 @@ std::string LastWord::text(const std::string& headline) const {
 
 bool LastWord::write(const std::string& headline) {
   const std::lock_guard lock(mutex_);
-  return !kept_ && write_whole(path_, text(headline));
+  const bool keeps = kept_ && std::chrono::steady_clock::now() - *kept_ < kKept;
+  return !keeps && write_whole(path_, text(headline));
 }
 
 void LastWord::keep() {
   const std::lock_guard lock(mutex_);
-  kept_ = true;
+  kept_ = std::chrono::steady_clock::now();
 }
 
 }  // namespace tenure::telemetry

@@ -5,7 +5,9 @@
 // Threading: any method from any thread.
 #pragma once
 
+#include <chrono>
 #include <mutex>
+#include <optional>
 #include <string>
 
 namespace tenure::telemetry {
@@ -22,14 +24,15 @@ class LastWord {
   // What would be written.
   std::string text(const std::string& headline) const;
 
-  // From now on what is there is more than this could tell.
+  // What is there, or about to be, is more than this could tell: for a minute nothing replaces it.
+  // What goes wrong later is another story.
   void keep();
 
  private:
   const std::string path_;
   const std::string identity_;
   std::mutex mutex_;
-  bool kept_ = false;
+  std::optional<std::chrono::steady_clock::time_point> kept_;
 };
 
 }  // namespace tenure::telemetry

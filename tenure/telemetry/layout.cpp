@@ -34,12 +34,18 @@ std::string layout_text() {
 }
 
 uint32_t peak_rank(std::span<const std::optional<Found>> found) {
-  for (const auto key : {K::device_allocated_peak, K::device_allocated, K::host_rss}) {
-    if (const auto& one = found[static_cast<size_t>(key)]) {
-      return one->rank;
-    }
+  const auto of = [&](K key) { return found[static_cast<size_t>(key)]; };
+  // A peak that is not new may be absent: the rank that has it is then told by what it holds now.
+  const auto peak = of(K::device_allocated_peak);
+  const auto now = of(K::device_allocated);
+  if (peak && (!now || peak->value >= now->value)) {
+    return peak->rank;
   }
-  return 0;
+  if (now) {
+    return now->rank;
+  }
+  const auto host = of(K::host_rss);
+  return host ? host->rank : 0;
 }
 
 }  // namespace tenure::telemetry

@@ -14,7 +14,7 @@
 
 namespace tenure::telemetry {
 
-// The most stages that have a slot of their own; beyond, the world's alone is told.
+// The most stages that there may be: each has a slot of its own.
 inline constexpr uint32_t kMostStages = 1024;
 
 constexpr size_t words_of(uint32_t stages) { return (size_t{1} + stages) * kKeys; }

@@ -78,6 +78,7 @@ struct Monitor::State {
   std::deque<Told> told;
   uint64_t missed = 0;
   std::deque<Row> recent;
+  std::vector<std::optional<uint32_t>> extremes;
   bool closing = false;
   bool ended = false;
 
@@ -150,6 +151,9 @@ struct Monitor::State {
       }
     }
     out.lost = lost;
+    if (row.when != 0) {
+      remember_extremes(all);
+    }
     if (!options.reads || row.when == 0) {
       return true;
     }
@@ -217,6 +221,16 @@ struct Monitor::State {
     if (recent.size() > kMostRecent) {
       recent.pop_front();
     }
+  }
+
+  void remember_extremes(std::span<const int64_t> all) {
+    const auto world = read_words(all.first(kKeys));
+    std::vector<std::optional<uint32_t>> ranks;
+    for (const auto& found : world) {
+      ranks.push_back(found ? std::optional(found->rank) : std::nullopt);
+    }
+    const std::lock_guard lock(mutex);
+    extremes = std::move(ranks);
   }
 
   void keep_for_reader(Told&& out) {
@@ -307,6 +321,11 @@ bool Monitor::over() const {
 std::vector<Row> Monitor::recent() const {
   const std::lock_guard lock(state_->mutex);
   return {state_->recent.begin(), state_->recent.end()};
+}
+
+std::vector<std::optional<uint32_t>> Monitor::extremes() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->extremes;
 }
 
 uint64_t Monitor::collectives() const { return state_->collectives; }

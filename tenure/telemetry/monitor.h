@@ -6,7 +6,7 @@
 // else: from then on each tells its own.
 //
 // Threading: step() on one thread, the first that calls it. close() on any, once step() is not
-// called any more. next(), recent() and collectives() on any. Nothing here takes the GIL. A forked
+// called any more. next(), recent(), extremes() and collectives() on any. Nothing here takes the GIL. A forked
 // child has none of it.
 #pragma once
 
@@ -73,6 +73,9 @@ class Monitor {
 
   // The newest rows of this rank, oldest first.
   std::vector<Row> recent() const;
+  // By key: whose figure is the one that is told, in the last interval that is known. Also where
+  // nobody reads. Empty: there was none.
+  std::vector<std::optional<uint32_t>> extremes() const;
   uint64_t collectives() const;
   // Whether interval peaks of the device are always known.
   bool knows_peaks() const;

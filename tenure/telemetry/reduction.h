@@ -42,7 +42,7 @@ class Reduction {
 
   // Leaves the maximum of all ranks' words in `words`, int64 on the CPU. False: asked to stop
   // before the others came; then nothing else may be reduced. Throws CollectiveError when a rank
-  // is gone.
+  // is gone; then this one has left, too, so that all know.
   bool reduce(const at::Tensor& words, const std::stop_token& stop);
 
   // Collectives issued so far by this rank.

@@ -112,7 +112,10 @@ void Sampling::read_device(Row& row, const DeviceSample& device) {
     set(gauges->reserved, reserved, K::device_reserved, K::device_reserved_peak,
         K::device_reserved_top);
     if (meter_ && meter_->precision() == Meter::Precision::traced) {
-      row.set(K::device_allocated_peak, meter_->read().peak);
+      const auto peak = meter_->read().peak;
+      peaks_[allocated].top = std::max(peaks_[allocated].top, peak);
+      row.set(K::device_allocated_peak, peak);
+      row.set(K::device_allocated_top, peaks_[allocated].top);
     }
     row.set(K::device_retries, gauges->retries);
     row.set(K::device_ooms, gauges->ooms);

@@ -49,7 +49,9 @@ def monitor_callback(monitor: Monitored) -> Any:
         def on_train_end(self, *_: object) -> None:
             monitor.close()
 
-        def on_exception(self, *_: object) -> None:
+        def on_exception(self, _trainer: object, _module: object, error: BaseException) -> None:
+            if isinstance(error, Exception):  # and not Ctrl-C
+                monitor.failed(error)
             monitor.close()
 
     return MonitorCallback()

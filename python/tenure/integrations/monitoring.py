@@ -17,8 +17,12 @@ class Monitored(Protocol):
         """A step has ended."""
         ...
 
+    def failed(self, error: BaseException) -> object:
+        """Training ends by an error."""
+        ...
+
     def close(self) -> object:
-        """Training has."""
+        """Training has ended."""
         ...
 
 

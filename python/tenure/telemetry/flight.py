@@ -20,7 +20,6 @@ from tenure.errors import InputError
 from tenure.inspect.files import whole as whole_file
 from tenure.inspect.options import say
 from tenure.telemetry import snapshot
-from tenure.telemetry.figures import Figures
 from tenure.telemetry.headline import headline, top_holder
 from tenure.telemetry.presence import FLIGHT, LIVE, REQUEST, this_process
 from tenure.telemetry.shortage import Shortage, shortage_in, shortage_of_device
@@ -83,7 +82,7 @@ class FlightRecorder:
         *,
         store: Any = None,
         rows: Callable[[], Sequence[Mapping[str, Any]]] | None = None,
-        figures: Callable[[], Figures | None] | None = None,
+        extremes: Callable[[], Mapping[str, int]] | None = None,
         leads: bool | None = None,
         signals: Iterable[int] = (signal.SIGTERM,),
         seconds: float = 10.0,
@@ -102,7 +101,7 @@ class FlightRecorder:
             store: The job's c10d store, which is cloned. None: ranks hear of each other through
                 the folder alone.
             rows: Gives the last samples of this rank.
-            figures: Gives the last figures of all ranks.
+            extremes: Gives, by a figure's name, the rank that has the most of it, or the least left.
             leads: Whether this rank speaks for its stage; default: if it is the lowest of it, where
                 stages are blocks of ranks, or every so many-th rank.
             signals: Those before which a snapshot is written.
@@ -118,7 +117,7 @@ class FlightRecorder:
         self._rank, self._ranks = _within(rank, ranks, "rank")
         stage, stages = _within(stage, stages, "stage")
         self._folder = Path(folder).absolute()  # the program may go elsewhere
-        self._store, self._rows, self._figures = store, rows, figures
+        self._store, self._rows, self._extremes = store, rows, extremes
         self._leads = rank in (stage, stage * (ranks // stages)) if leads is None else leads
         self._signals = [_signal(one) for one in signals]
         if not 0 < seconds <= 600:
@@ -363,11 +362,8 @@ class FlightRecorder:
 
     def _speaks(self) -> bool:
         """Whether this rank writes all it knows when another one failed."""
-        figures = self._figures() if self._figures is not None else None
-        world = figures.world if figures is not None else {}
-        return self._leads or any(
-            name in world and world[name].rank == self._rank for name in _OUTLIERS
-        )
+        extremes = self._extremes() if self._extremes is not None else {}
+        return self._leads or any(extremes.get(name) == self._rank for name in _OUTLIERS)
 
     def _write(
         self,

@@ -31,6 +31,7 @@ from tenure.telemetry.sinks.sink import need_folder
 __all__ = ["Monitor"]
 
 _log = logging.getLogger("tenure.telemetry")
+_OTHERS = 5.0  # seconds for which a rank that ends waits for the others
 _LOOK = 1.0  # seconds after which the telling thread sees whether it is to end
 
 
@@ -135,7 +136,7 @@ class Monitor:
             self._telling.start()
 
     def _record(self, folder: str | Path, meeting: Meeting, stage: int) -> FlightRecorder:
-        monitor, telling = self._monitor, self._telling
+        monitor = self._monitor
         return FlightRecorder(
             folder,
             meeting.rank,
@@ -144,7 +145,7 @@ class Monitor:
             meeting.stages,
             store=meeting.store,
             rows=monitor.recent,
-            figures=lambda: telling.latest,
+            extremes=monitor.extremes,
             leads=meeting.leads,
         ).start()
 
@@ -181,8 +182,19 @@ class Monitor:
         """Intervals that sinks did not get: they were too slow, or failed."""
         return self._telling.feeder.dropped
 
-    def close(self, timeout: float = 5.0) -> None:
-        """Waits for what is under way, at most so long, and ends. A second call does nothing."""
+    def failed(self, error: BaseException) -> None:
+        """Training ends by this error: what all ranks hold is written down, if they record it.
+
+        An error that nothing catches is seen without this, and one that leaves a ``with`` block.
+        """
+        if self._recorder is not None:
+            self._recorder.failed(error)
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Waits for what is under way, at most so long, and ends. A second call does nothing.
+
+        Other ranks are waited for no longer than 5 seconds; sinks may take the rest.
+        """
         if (end := self._end.detach()) is not None:
             _, _, (monitor, telling, ring, recorder), _ = end
             _end(monitor, telling, ring, recorder, timeout)
@@ -198,8 +210,8 @@ class Monitor:
         trace: TracebackType | None,
     ) -> None:
         """Closes it. What an error leaves behind is written down first."""
-        if isinstance(error, Exception) and self._recorder is not None:
-            self._recorder.failed(error)
+        if isinstance(error, Exception):
+            self.failed(error)
         self.close()
 
     def __repr__(self) -> str:
@@ -253,9 +265,9 @@ def _end(
     telling: _Telling,
     ring: _C.TelemetryRing,
     recorder: FlightRecorder | None,
-    timeout: float = 5.0,
+    timeout: float = 30.0,
 ) -> None:
-    monitor.close(timeout)
+    monitor.close(min(timeout, _OTHERS))
     telling.end(timeout)
     ring.close()
     if recorder is not None:

@@ -141,5 +141,21 @@ TEST(Layout, ThePeakRankIsTheDevicesWhereThereIsOne) {
   EXPECT_EQ(peak({{K::device_allocated_peak, 1}}), 4U);
 }
 
+// Without a trace of allocations a rank says its peak only while that rises.
+TEST(Layout, ALowPeakThatRisesIsNotTheHighest) {
+  Row rising;
+  rising.set(K::device_allocated, 9);
+  rising.set(K::device_allocated_peak, 11);
+  Row steady;
+  steady.set(K::device_allocated, 70);
+  std::vector<int64_t> words(words_of(1));
+  std::vector<int64_t> others(words_of(1));
+  write_words(rising, 0, 0, words);
+  write_words(steady, 3, 0, others);
+  std::ranges::transform(words, others, words.begin(),
+                         [](auto a, auto b) { return std::max(a, b); });
+  EXPECT_EQ(peak_rank(read_words(words)), 3U);
+}
+
 }  // namespace
 }  // namespace tenure::telemetry

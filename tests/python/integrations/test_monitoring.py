@@ -25,6 +25,9 @@ class Monitor:
     def step(self) -> None:
         self.calls.append("step")
 
+    def failed(self, error: BaseException) -> None:
+        self.calls.append(f"failed: {error}")
+
     def close(self) -> None:
         self.calls.append("close")
 
@@ -105,7 +108,7 @@ def test_the_trainer_of_lightning_closes_it_when_it_fails(tmp_path: Path) -> Non
     monitor = Monitor()
     with pytest.raises(RuntimeError, match="out of memory"):
         fit(monitor, tmp_path, fails_at=2)
-    assert monitor.calls == ["step", "step", "close"]
+    assert monitor.calls == ["step", "step", "failed: out of memory", "close"]
 
 
 @pytest.mark.parametrize("integration", [with_transformers, with_lightning])

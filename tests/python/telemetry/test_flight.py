@@ -18,7 +18,6 @@ import torch
 
 import tenure
 from tenure.errors import InputError
-from tenure.telemetry.figures import Figure, Figures
 from tenure.telemetry.flight import FlightRecorder
 from tenure.telemetry.shortage import shortage_in
 
@@ -193,19 +192,19 @@ def test_snapshots_stay_under_their_cap_and_say_what_they_left_out(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("rank", "figures", "whole"),
+    ("rank", "extremes", "whole"),
     [
         (0, {}, True),  # the lowest of its stage
         (5, {}, False),
-        (5, {"host_rss_bytes": Figure(1, 5)}, True),
-        (5, {"host_rss_bytes": Figure(1, 6)}, False),
+        (5, {"host_rss_bytes": 5}, True),
+        (5, {"host_rss_bytes": 6}, False),
     ],
 )
 def test_who_writes_all_when_somebody_asks(
-    tmp_path: Path, rank: int, figures: dict[str, Figure], whole: bool
+    tmp_path: Path, rank: int, extremes: dict[str, int], whole: bool
 ) -> None:
-    told = Figures(1, 0.0, 0, 8, (), figures, {}, 0, {})
-    recorder = FlightRecorder(tmp_path, rank, 8, rows=lambda: [{"step": 1}], figures=lambda: told)
+    rows = [{"step": 1}]
+    recorder = FlightRecorder(tmp_path, rank, 8, rows=lambda: rows, extremes=lambda: extremes)
     with recorder:
         asked = {"id": "1", "reason": "request", "text": "a test"}
         (tmp_path / "beside").write_text(json.dumps(asked))
