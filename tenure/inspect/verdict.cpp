@@ -179,11 +179,13 @@ double growth_of(std::span<const Suspect> suspects) {
 class Suspects {
  public:
   Suspects(std::span<const StepRow> rows, const Cuts& cuts, const Evidence& evidence)
-      : rows_(rows), evidence_(evidence), lasting_(rows.size()) {
-    const auto work = slope_of(
-        series_of(rows, [](const StepRow& row) { return static_cast<double>(row.born_bytes); }));
+      : rows_(rows),
+        evidence_(evidence),
+        born_(series_of(rows,
+                        [](const StepRow& row) { return static_cast<double>(row.born_bytes); })),
+        lasting_(rows.size()) {
     for (const auto& [origin, series] : cuts) {
-      look_at(origin, series, work);
+      look_at(origin, series);
     }
     // Storages of one origin may take the place of another's.
     const auto all = trend_of(lasting_, {.least_per_step = kLeastHeld});
@@ -218,12 +220,14 @@ class Suspects {
   std::vector<OriginId> leading() const { return leading_; }
 
  private:
-  void look_at(OriginId origin, std::span<const Cut> cuts, double work) {
+  void look_at(OriginId origin, std::span<const Cut> cuts) {
     const auto bytes = at_rows(rows_, cuts, &Cut::bytes);
     const bool lasts = most_births(cuts) >= kManySteps;
     const auto trend = trend_of(bytes, {.least_per_step = kLeastHeld});
     const bool larger = !lasts && trend.grows;
-    // If nothing else becomes larger, it is not the inputs that do.
+    // If nothing else becomes larger, in the steps in which this one does, it is not the inputs
+    // that do.
+    const auto work = larger ? slope_of(std::span(born_).subspan(trend.since)) : 0;
     const bool one = larger && (work <= (1 + kOthersGrow) * trend.per_step ||
                                 evidence_.accused.contains(origin));
     if (larger && !one) {
@@ -300,6 +304,7 @@ class Suspects {
   std::span<const StepRow> rows_;
   const Evidence& evidence_;
   std::vector<OriginId> doubtful_, leading_;
+  Series born_;     // bytes, in each step
   Series lasting_;  // bytes of all origins that have storages of many steps
   std::vector<Suspect> found_, filling_;
 };

@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from gives_back import GIVES_BACK
+
 HERE = Path(__file__).parent
 
 
@@ -58,7 +60,7 @@ class Member:
             [*within, *arguments, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=known | (environment or {}),
+            env=known | GIVES_BACK | (environment or {}),
         )
 
     @property

@@ -101,7 +101,7 @@ class FlightRecorder:
             store: The job's c10d store, which is cloned. None: ranks hear of each other through
                 the folder alone.
             rows: Gives the last samples of this rank.
-            extremes: Gives, by a figure's name, the rank that has the most of it, or the least left.
+            extremes: Gives, by a figure's name, the rank that has most of it, or least left.
             leads: Whether this rank speaks for its stage; default: if it is the lowest of it, where
                 stages are blocks of ranks, or every so many-th rank.
             signals: Those before which a snapshot is written.

@@ -10,13 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from gives_back import GIVES_BACK
+
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def said_by(*words: str) -> str:
     ended = subprocess.run(
         [sys.executable, *words],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
+        env=os.environ
+        | GIVES_BACK
+        | {"OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
         capture_output=True,
         text=True,
         timeout=300,

@@ -7,6 +7,7 @@ what is measured is what the kernel says of all processes.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import warnings
@@ -67,6 +68,7 @@ class Job:
         return handles
 
     def memory(self) -> list[int]:
+        ctypes.CDLL(None).malloc_trim(0)  # as GIVES_BACK does in the others
         processes = [os.getpid(), *(one.pid for one in [*self.workers, self.consumer])]
         return [_bytes_of(process) for process in processes]
 
