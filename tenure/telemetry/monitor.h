@@ -6,8 +6,8 @@
 // else: from then on each tells its own.
 //
 // Threading: step() on one thread, the first that calls it. close() on any, once step() is not
-// called any more. next(), recent(), extremes() and collectives() on any. Nothing here takes the GIL. A forked
-// child has none of it.
+// called any more. next(), recent(), extremes() and collectives() on any. Nothing here takes the
+// GIL. A forked child has none of it.
 #pragma once
 
 #include <tenure/telemetry/board.h>
