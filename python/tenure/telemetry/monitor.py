@@ -31,7 +31,7 @@ from tenure.telemetry.sinks.sink import need_folder
 __all__ = ["Monitor"]
 
 _log = logging.getLogger("tenure.telemetry")
-_OTHERS = 5.0  # seconds for which a rank that ends waits for the others
+_OTHERS, _SINKS = 5.0, 30.0  # seconds for which a rank that ends waits for them
 _LOOK = 1.0  # seconds after which the telling thread sees whether it is to end
 
 
@@ -190,10 +190,11 @@ class Monitor:
         if self._recorder is not None:
             self._recorder.failed(error)
 
-    def close(self, timeout: float = 30.0) -> None:
-        """Waits for what is under way, at most so long, and ends. A second call does nothing.
+    def close(self, timeout: float | None = None) -> None:
+        """Waits for what is under way and ends. A second call does nothing.
 
-        Other ranks are waited for no longer than 5 seconds; sinks may take the rest.
+        Args:
+            timeout: Seconds to wait at most for other ranks, and for sinks; None: 5 and 30.
         """
         if (end := self._end.detach()) is not None:
             _, _, (monitor, telling, ring, recorder), _ = end
@@ -265,10 +266,10 @@ def _end(
     telling: _Telling,
     ring: _C.TelemetryRing,
     recorder: FlightRecorder | None,
-    timeout: float = 30.0,
+    timeout: float | None = None,
 ) -> None:
-    monitor.close(min(timeout, _OTHERS))
-    telling.end(timeout)
+    monitor.close(_OTHERS if timeout is None else timeout)
+    telling.end(_SINKS if timeout is None else timeout)
     ring.close()
     if recorder is not None:
         recorder.close()
