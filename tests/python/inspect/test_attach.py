@@ -8,7 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -309,11 +309,25 @@ def test_a_leak_is_found_in_a_running_program(tmp_path: Path) -> None:
         assert (tmp_path / "stderr").read_text() == ""
 
 
-def test_a_hundred_times_under_load(trains: Program) -> None:
+def quick(times: Sequence[float]) -> float:
+    """A step of these that little held up."""
+    return sorted(times)[len(times) // 10]
+
+
+def as_fast_as(twin: Program, program: Program) -> bool:
+    """Whether it is, in any of a few seconds that both share with the rest of the machine."""
+    for _ in range(5):
+        alone = len(twin.step_times())
+        mine = quick(program.steps_go_on(300))
+        if mine < 1.3 * quick(twin.step_times()[alone:]):
+            return True
+    return False
+
+
+def test_a_hundred_times_under_load(trains: Program, tmp_path: Path) -> None:
     (trains.folder / "in haste").touch()
     trains.steps_go_on(50)
     before = trains.state()
-    times = trains.steps_go_on(300)
     for number in range(100):
         if number % 10 == 0:
             assert client.once(asked(trains.pid)) == 0, number
@@ -325,9 +339,10 @@ def test_a_hundred_times_under_load(trains: Program) -> None:
     assert {key: after[key] for key in QUIET} == QUIET
     assert after["files"] == before["files"]
     assert after["python threads"] == before["python threads"]
-    # What takes part in the load of this machine only makes steps longer.
-    fast, faster = (sorted(t)[len(t) // 10] for t in (trains.steps_go_on(300), times))
-    assert fast < 1.3 * faster
+    with running(tmp_path, TRAINS + AT_EASE) as twin:
+        (tmp_path / "in haste").touch()
+        twin.steps_go_on(50)
+        assert as_fast_as(twin, trains)
     assert (trains.folder / "stderr").read_text() == ""
     (trains.folder / "in haste").unlink()
 
