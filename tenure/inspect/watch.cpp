@@ -6,6 +6,7 @@
 #include <tenure/core/sample.h>
 #include <tenure/core/ticks.h>
 #include <tenure/inspect/children.h>
+#include <tenure/inspect/kept_heap.h>
 
 #include <malloc.h>
 #include <unistd.h>
@@ -34,11 +35,10 @@ constexpr double kChildrenShare = 0.003;
 constexpr uint64_t kHeapSteps = 64;  // malloc, which walks its free blocks, is asked so often, and
                                      // again each time that the steps double
 
-StepRow sampled_row(uint64_t step, double seconds) {
+StepRow sampled_row(uint64_t step, double seconds, const Sample& sample) {
   StepRow row;
   row.step = step;
   row.seconds = seconds;
-  const auto sample = Sampler::shared().sample();
   row.rss = sample.process.rss;
   row.files = sample.process.files;
   row.shared = sample.process.shared;
@@ -62,6 +62,12 @@ StepRow sampled_row(uint64_t step, double seconds) {
     }
   }
   return row;
+}
+
+// In RAM or swapped out, no file and not shared.
+int64_t own_bytes(const ProcessSample& process) {
+  return process.rss - process.files.value_or(0) - process.shared.value_or(0) +
+         process.swap.value_or(0);
 }
 
 std::vector<Figure> figures_at(uint64_t step) {
@@ -95,7 +101,8 @@ struct Watch::State {
   void end_step(uint64_t step) {
     const auto begin = SteadyClock::now();
     auto figures = options.path.empty() ? std::vector<Figure>() : figures_at(step);
-    auto row = sampled_row(step, seconds());
+    const auto sample = Sampler::shared().sample();
+    auto row = sampled_row(step, seconds(), sample);
     observer().sweep();
     if (row.shared) {
       row.shared = std::max<int64_t>(0, *row.shared - observer().shared_bytes());
@@ -119,6 +126,9 @@ struct Watch::State {
       const auto heap = mallinfo2();
       heap_bytes = static_cast<int64_t>(heap.uordblks + heap.hblkhd);
       heap_free = static_cast<int64_t>(heap.fordblks);
+      if (observer().storages_are_malloced()) {  // else most of the process is another allocator's
+        heap_free = kept_heap.resident(heap_bytes, heap_free, own_bytes(sample.process));
+      }
       heap_held = observer().malloced_bytes() + cached.load(std::memory_order_relaxed);
     }
     row.heap = std::max<int64_t>(0, heap_bytes - heap_held);
@@ -339,6 +349,7 @@ struct Watch::State {
   bool forget_steps = false;                             // those in the recording
   double cut_time = 0, children_time = 0;                // seconds
   int64_t heap_bytes = 0, heap_free = 0, heap_held = 0;  // when malloc was last asked
+  KeptHeap kept_heap;
   std::vector<pid_t> children;
   bool alone = true;                      // in the memory group, so far
   std::optional<int64_t> children_bytes;  // when they were last asked
