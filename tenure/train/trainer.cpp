@@ -13,6 +13,7 @@
 #include <tenure/train/chunk.h>
 #include <tenure/train/gradients.h>
 #include <tenure/train/sample.h>
+#include <tenure/train/spare_heap.h>
 #include <tenure/train/world.h>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -172,6 +173,7 @@ struct Trainer::State {
   auto in_step(const Work& work);
   bool has_last() const { return schedule.rank_of_stage.back() == pipe_rank; }
   std::vector<double> figures(double loss) const;
+  void give_back_heap();
 
   Job job;
   TrainGroups groups;
@@ -197,6 +199,7 @@ struct Trainer::State {
   pipeline::Loss loss_of;
   bool enough = false;  // this rank's listener says so
   Meter::Reading memory;
+  SpareHeap spare;
   std::optional<int64_t> fitted;  // the most of the last step, if it followed its plan
 };
 
@@ -486,6 +489,15 @@ std::string Trainer::State::save(int64_t number) {
   return path;
 }
 
+// See Note [Holes in the heap]. Where tensors are on a device the heap has none of them.
+void Trainer::State::give_back_heap() {
+  if (!job.device.is_cpu()) {
+    return;
+  }
+  const auto process = Sampler::shared().sample().process;
+  spare.step_ended(process.rss - process.files.value_or(0));
+}
+
 Trainer::Trainer(const Job& job, TrainGroups groups)
     : state_(std::make_unique<State>(job, std::move(groups))) {}
 Trainer::~Trainer() = default;
@@ -512,6 +524,7 @@ void Trainer::run(Listener& listener) {
     if (last) {
       break;
     }
+    state.give_back_heap();
   }
 }
 
