@@ -121,12 +121,12 @@ class Bench:
         return max(timed(self._device, self._job, eager()).peak for _ in range(2))
 
     def scout(self, chosen: list[Peer]) -> dict[str, int]:
-        """The peak of each peer that works, from two steps."""
+        """The peak of each peer that works: the lowest of three steps, for the first may have more."""
         peaks = self._peaks
         for number, peer in enumerate(chosen):
             try:
                 arm = peer.make(self._job)
-                peaks[peer.name] = max(timed(self._device, self._job, arm).peak for _ in range(2))
+                peaks[peer.name] = min(timed(self._device, self._job, arm).peak for _ in range(3))
                 if isinstance(self._device, Cpu):
                     peaks[peer.name] = int(MADE_UP[number % len(MADE_UP)] * self.eager_peak)
                 say(f"{peer.name}: at most {gib(peaks[peer.name])}")
