@@ -79,6 +79,26 @@ target_link_options(Tenure::torch INTERFACE
   # A CUDA torch needs CUDA libraries that its own RPATH finds, but a linker would not.
   "LINKER:--allow-shlib-undefined")
 
+# torch brings the system's libstdc++ into the process. A compiler that has a static one alone would
+# put a second beside it, whose locales are others: the first number that is written crashes.
+function(_tenure_share_libstdcxx)
+  execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.so
+                  OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU" OR IS_ABSOLUTE "${found}")
+    return()
+  endif()
+  find_library(TENURE_LIBSTDCXX NAMES libstdc++.so.6
+               PATHS /lib/${CMAKE_SYSTEM_PROCESSOR}-linux-gnu /usr/lib64)
+  mark_as_advanced(TENURE_LIBSTDCXX)
+  if(NOT TENURE_LIBSTDCXX)
+    message(FATAL_ERROR "${CMAKE_CXX_COMPILER} has a static libstdc++ alone, and torch uses the shared one: "
+                        "give -DTENURE_LIBSTDCXX=/path/to/libstdc++.so.6, or another compiler.")
+  endif()
+  target_link_options(Tenure::torch INTERFACE -nostdlib++)
+  target_link_libraries(Tenure::torch INTERFACE ${TENURE_LIBSTDCXX} m)
+endfunction()
+_tenure_share_libstdcxx()
+
 # Which std::string torch was built with. Every wheel since 2.7 has the new one.
 set(_tenure_torch_config ${TENURE_TORCH_ROOT}/share/cmake/Torch/TorchConfig.cmake)
 if(EXISTS ${_tenure_torch_config})
