@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from forks import Forked, run_forked
 from tenure.inspect.options import idle_environment
 
 # Trains for ever, leaves the seconds of each step in a file, and says what is hooked when asked by
@@ -171,14 +172,12 @@ def running(
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "tenure", "attach", *arguments]
+    return ["-m", "tenure", "attach", *arguments]
 
 
 def attach(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """`tenure attach`, to its end."""
-    return subprocess.run(
-        command(*map(str, arguments)), capture_output=True, text=True, timeout=60, cwd=cwd
-    )
+    return run_forked(command(*map(str, arguments)), timeout=60, cwd=cwd)
 
 
 @contextmanager
@@ -187,7 +186,7 @@ def clients() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     with ExitStack() as at_end:
 
         def start(program: Program, *arguments: str, **how: Any) -> subprocess.Popen[str]:
-            process = subprocess.Popen(
+            process = Forked(
                 command(str(program.pid), *arguments), stdout=-1, stderr=-1, text=True, **how
             )
             at_end.enter_context(process)

@@ -18,9 +18,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from forks import Forked
 from gives_back import GIVES_BACK
 
 HERE = Path(__file__).parent
@@ -54,10 +56,10 @@ class Member:
         environment: dict[str, str] | None = None,
         **options: Any,
     ) -> None:
-        arguments = [sys.executable, str(HERE / "members.py"), job, role, str(rank)]
+        arguments = [str(HERE / "members.py"), job, role, str(rank), json.dumps(options)]
         known = os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [*within, *arguments, json.dumps(options)],
+        start = partial(subprocess.Popen, [*within, sys.executable, *arguments])
+        self.process = (start if within else partial(Forked, arguments, seed=rank % 2))(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=known | GIVES_BACK | (environment or {}),
@@ -90,8 +92,7 @@ class Member:
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """Does nothing meanwhile; it is so when the block begins."""
-        self.process.send_signal(signal.SIGSTOP)
-        assert os.WIFSTOPPED(os.waitpid(self.pid, os.WUNTRACED)[1])
+        self.process.stop()
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Runs a function on N real Gloo ranks, each a process of its own.
+"""Runs a function on N real Gloo ranks, each a process of its own: see forks.py.
 
     def total(rank, world_size, start):          # at the top level of a test module
         t = torch.tensor([start + rank])
@@ -13,7 +13,6 @@ printed and, for those that hung, where: see `run_ranks`.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib.util
 import os
@@ -31,6 +30,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from forks import Forked
+
 # How long ranks may take to end by themselves once one of them has failed, and to say where they
 # hang.
 GRACE_S = 3.0
@@ -44,9 +45,8 @@ def run_ranks(
     """Calls `fn(rank, world_size, *args)` on every rank and returns their results, by rank.
 
     Each rank has a default process group on Gloo over loopback. `fn` must be a function at the top
-    level of a file; arguments and results must pickle. `timeout` is for the whole run, about two
-    seconds a rank of it for starting. No rank outlives the call, however it ends, nor does anything
-    that a rank started in its process group.
+    level of a file; arguments and results must pickle. `timeout` is for the whole run. No rank
+    outlives the call, however it ends, nor does anything that a rank started in its process group.
 
     Raises:
         AssertionError: A rank raised, died, ended without a result or was still running at the
@@ -94,7 +94,7 @@ class _Rank:
     """One rank as its parent sees it."""
 
     number: int
-    process: subprocess.Popen[bytes]
+    process: Forked
     pidfd: int
     stack_pipe: int
     output: Path
@@ -114,15 +114,9 @@ class _Rank:
         }
         try:
             with output.open("wb") as file:
-                process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        __file__,
-                        folder,
-                        str(number),
-                        str(child_end),
-                        str(os.getpid()),
-                    ],
+                process = Forked(
+                    [__file__, folder, number, child_end],
+                    seed=number % 2,
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
@@ -140,9 +134,7 @@ class _Rank:
 
         Until `end` reaps it nobody else can get its process id, which is also its group's.
         """
-        info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
-        assert info is not None
-        return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+        return self.process.exit_code()
 
     def ask_for_stack(self) -> None:
         signal.pidfd_send_signal(self.pidfd, STACK_SIGNAL)
@@ -237,14 +229,6 @@ def _without_result(ranks: list[_Rank]) -> str:
 # --- in the rank -----------------------------------------------------------------------------
 
 
-def _die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent goes, also by SIGKILL."""
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # it went before we asked
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _load(job: _Job) -> Callable[..., Any]:
     """The function, from its file: pytest's importlib mode puts test modules on no path."""
     spec = importlib.util.spec_from_file_location(job.module, job.file)
@@ -256,8 +240,7 @@ def _load(job: _Job) -> Callable[..., Any]:
     return getattr(module, job.name)
 
 
-def _main(folder: Path, rank: int, stack_pipe: int, parent: int) -> None:
-    _die_with(parent)
+def _main(folder: Path, rank: int, stack_pipe: int) -> None:
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, file=stack_pipe, all_threads=True)
     job: _Job = pickle.loads((folder / "job").read_bytes())
@@ -283,4 +266,4 @@ def _main(folder: Path, rank: int, stack_pipe: int, parent: int) -> None:
 if __name__ == "__main__":
     # Pickle must find _Job where the parent has it.
     sys.modules["ranks"] = sys.modules["__main__"]
-    _main(Path(sys.argv[1]), *map(int, sys.argv[2:5]))
+    _main(Path(sys.argv[1]), *map(int, sys.argv[2:4]))

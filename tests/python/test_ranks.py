@@ -113,10 +113,10 @@ def sit_here_for_ever() -> None:
 def test_hang_ends_with_every_output_and_nothing_running(tmp_path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(AssertionError) as failure:
-        run_ranks(hang_on_one, 2, tmp_path, timeout=15)
+        run_ranks(hang_on_one, 2, tmp_path, timeout=8)
     assert time.monotonic() - start < 20
     text = str(failure.value)
-    assert "still running after 15 s: rank 1" in text.splitlines()[0]
+    assert "still running after 8 s: rank 1" in text.splitlines()[0]
     of_0, of_1 = text.split("---- rank 1: hung, killed ----")
     assert "hello from 0 of 2" in of_0
     assert "exit code 0" in of_0

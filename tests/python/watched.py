@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 
 from typer.testing import CliRunner
 
+from forks import run_forked
 from tenure.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,12 +52,10 @@ def tenure_run(
     program: list[str], folder: Path, *options: str, timeout: float = 180.0, **variables: str
 ) -> Run:
     """`tenure run program`, with its recordings and verdict in `folder`."""
-    command = [sys.executable, "-m", "tenure", "run", "--out", str(folder / "run.tenure")]
+    command = ["-m", "tenure", "run", "--out", str(folder / "run.tenure")]
     verdict = folder / "verdict.json"
-    ended = subprocess.run(
+    ended = run_forked(
         [*command, "--json", str(verdict), *options, "--", *program],
-        capture_output=True,
-        text=True,
         timeout=timeout,
         cwd=folder,
         env={**os.environ, **QUIET, **variables},

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from forks import run_forked
 from tenure.inspect import recordings
 from watched import ROOT, Run, forked_run, tenure_run
 
@@ -274,12 +275,7 @@ def test_no_secret_is_recorded(tmp_path: Path) -> None:
 )
 def test_bad_input_is_one_sentence(tmp_path: Path, arguments: list[str], said: str) -> None:
     (tmp_path / "job.py").write_text("print('ran')")
-    ended = subprocess.run(
-        [sys.executable, "-m", "tenure", "run", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+    ended = run_forked(["-m", "tenure", "run", *arguments], cwd=tmp_path)
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert said in ended.stderr

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import tenure
+from forks import Forked, run_forked
 from members import Member, RemoteError, until
 from store_work import raw, tensor_of
 from tenure import _C
@@ -34,15 +35,17 @@ def job() -> Iterator[str]:
 
 
 def run(*arguments: str, expect: int = 0) -> str:
-    done = subprocess.run([TENURE, "store", *arguments], capture_output=True, text=True)
+    done = run_forked(["-m", "tenure", "store", *arguments])
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout
 
 
 @contextmanager
 def keeper(job: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    started = subprocess.Popen(
-        [TENURE, "store", "serve", "--job", job, *options], stdout=subprocess.PIPE, text=True
+    started = Forked(
+        ["-m", "tenure", "store", "serve", "--job", job, *options],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert started.stdout is not None
     try:
@@ -96,9 +99,7 @@ def test_a_keeper_outlives_who_put(job: str) -> None:
         for n, handle in zip((4, 500_000), handles, strict=True):
             assert handle.owner == ("keeper", 0)
             assert raw(handle.get()) == raw(tensor_of([n]))
-        again = subprocess.run(
-            [TENURE, "store", "serve", "--job", job], capture_output=True, text=True
-        )
+        again = run_forked(["-m", "tenure", "store", "serve", "--job", job])
         assert again.returncode == 2
         with socket.socket(socket.AF_UNIX) as nobody:  # comes, and says nothing
             nobody.connect(str(Path(_C.store_folder(job)) / "keeper.control"))
