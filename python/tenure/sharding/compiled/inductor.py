@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import fx
+from torch._functorch import config as autograd
 from torch._inductor import config, ir, list_mode_options, lowering
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -20,6 +21,8 @@ __all__ = ["compile_with"]
 # Reordering within what data flow allows would move gathers and releases away from where they were
 # put for the sake of memory that inductor does not know of.
 _IN_ORDER = {"reorder_for_peak_memory": False, "reorder_for_compute_comm_overlap": False}
+# No graph is taken from a cache: what is inserted is of this process. Kernels may be.
+_AFRESH = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 
 
 def compile_with(mode: str | None, options: dict[str, Any]) -> Compiler:
@@ -49,10 +52,9 @@ def compile_with(mode: str | None, options: dict[str, Any]) -> Compiler:
             with config.patch(post_grad_custom_post_pass=insert):
                 return compile_fx_inner(inner, given, **more)
 
-        # Nothing is taken from a cache: what is inserted is of this process.
-        with config.patch(force_disable_caches=True):
+        with autograd.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
             compiled: Any = compile_fx(
-                module, inputs, compile_inner, config_patches={**settings, **_IN_ORDER}
+                module, inputs, compile_inner, config_patches={**settings, **_IN_ORDER, **_AFRESH}
             )
             return cast(Compiler, compiled)
 
