@@ -41,7 +41,8 @@ class Forked(subprocess.Popen):  # type: ignore[type-arg]
         super().__init__([str(arg) for arg in args], **how)
 
     def _execute_child(self, args: Any, *how: Any) -> None:
-        _, _, _, kept, cwd, env, _, _, _, *pipes = how[:15]
+        executable, before, _, kept, cwd, env, _, _, shell, *pipes = how[:15]
+        assert not (executable or before or shell), "what it is forked from is Python, and runs"
         p2cread, _, _, c2pwrite, _, errwrite = pipes
         given = [own if end == -1 else end for own, end in enumerate((p2cread, c2pwrite, errwrite))]
         request = {
@@ -49,6 +50,7 @@ class Forked(subprocess.Popen):  # type: ignore[type-arg]
             "cwd": os.fspath(cwd or Path.cwd()),
             "env": dict(os.environ if env is None else env),
             "session": how[-2],
+            "deaf": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
             "kept": [*kept],
         }
         self.pid = self._server.ask(request, [*given, *kept])["pid"]
@@ -185,6 +187,8 @@ def _die_with(parent: int) -> None:
 def _settle(request: dict[str, Any], files: list[int]) -> None:
     if request["session"]:
         os.setsid()
+    deaf = request["deaf"]
+    signal.signal(signal.SIGINT, signal.SIG_IGN if deaf else signal.default_int_handler)
     out_of_the_way = [fcntl.fcntl(file, fcntl.F_DUPFD, 1000) for file in files]
     for file in files:
         os.close(file)
