@@ -42,7 +42,7 @@ class Forked(subprocess.Popen):  # type: ignore[type-arg]
 
     def _execute_child(self, args: Any, *how: Any) -> None:
         executable, before, _, kept, cwd, env, _, _, shell, *pipes = how[:15]
-        assert not (executable or before or shell), "what it is forked from is Python, and runs"
+        assert not any((executable, before, shell)), "what it is forked from is Python, and runs"
         p2cread, _, _, c2pwrite, _, errwrite = pipes
         given = [own if end == -1 else end for own, end in enumerate((p2cread, c2pwrite, errwrite))]
         request = {
