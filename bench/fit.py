@@ -4,13 +4,13 @@
                         [--arms "checkpointing;TRL"] [--compile] [--tiny] [--cost] [--equal]
 
 The job is that of bench/offload.py: forward and backward of a Hugging Face Llama (16 layers, width
-2048, inner 8192, 8 key-value heads, bf16, SDPA, batch 1) without its head. Three steps of each
-peer show its lowest peak, and a Fit gets that as its budget; further Fits have the budgets of the bars, and one
-has a budget that nothing exceeds, which shows what watching costs. Each Fit is run until it follows
-its plan and two steps more. Then every arm runs once a round, in turn, from a device at rest to a
-device at rest; times are medians, ratios medians of ratios within a round, a peak is the highest of
-all steps, for a Fit of all after those that profile and prove. Last a step with a stop after
-forward shows what is left on the device.
+2048, inner 8192, 8 key-value heads, bf16, SDPA, batch 1) without its head. Three steps of each peer
+show its lowest peak, and a Fit gets that as its budget; further Fits have the budgets of the bars,
+and one has a budget that nothing exceeds, which shows what watching costs. Each Fit is run until it
+follows its plan and two steps more. Then every arm runs once a round, in turn, from a device at
+rest to a device at rest; times are medians, ratios medians of ratios within a round, a peak is the
+highest of all steps, for a Fit of all after those that profile and prove. Last a step with a stop
+after forward shows what is left on the device.
 
 A Fit keeps the host memory that its plan needs, at most what forward saves: where the host has no
 room for another one the arms are measured in groups, eager in each. TRL's offloading, which pins

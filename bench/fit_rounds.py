@@ -121,7 +121,7 @@ class Bench:
         return max(timed(self._device, self._job, eager()).peak for _ in range(2))
 
     def scout(self, chosen: list[Peer]) -> dict[str, int]:
-        """The peak of each peer that works: the lowest of three steps, for the first may have more."""
+        """The peak of each peer that works: the lowest of three steps, as a first may have more."""
         peaks = self._peaks
         for number, peer in enumerate(chosen):
             try:
