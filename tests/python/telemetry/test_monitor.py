@@ -18,6 +18,7 @@ from torch import distributed as dist
 import tenure
 from ranks import run_ranks
 from scratch import scratch_monitor
+from tenure import _C
 from tenure.telemetry.figures import Figures
 from tenure.telemetry.meeting import levels_of
 
@@ -171,6 +172,22 @@ def test_a_rank_with_another_configuration_is_named_on_all_ranks() -> None:
     assert results == [results[0]] * 4
     for said, (_, expected) in zip(results[0], DIFFERENT, strict=True):
         assert expected in said
+
+
+def of_another_version(rank: int, _world_size: int) -> str:
+    if rank == 2:
+        _C.telemetry_layout = lambda: "of another version"
+    try:
+        scratch_monitor(timeout=30)
+    except tenure.InputError as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_whose_words_mean_something_else_is_named_on_all_ranks() -> None:
+    results = run_ranks(of_another_version, 4)
+    assert results == [results[0]] * 4
+    assert "rank 2 is not like rank 0's: version of Tenure differs" in results[0]
 
 
 def bad_sink_on_the_writer(_rank: int, _world_size: int) -> str:
@@ -371,6 +388,35 @@ def test_without_a_group_it_tells_of_this_process(tmp_path: Path) -> None:
     assert all(type(one.value) is int for one in seen[-1].world.values())
     assert seen[-1].peak_row == seen[-1].rows[0]
     assert monitor.collectives == 0
+
+
+def test_sinks_that_hang_or_fail_hold_up_neither_steps_nor_other_sinks(tmp_path: Path) -> None:
+    never = threading.Event()
+    seen: list[int] = []
+
+    def fails(_: Figures) -> None:
+        raise OSError("no space left on device")
+
+    sinks = [lambda _: never.wait(), fails, lambda figures: seen.append(figures.step)]
+    monitor = tenure.Monitor(sinks=sinks, every=1, folder=tmp_path)
+    try:
+        longest = 0.0
+        for step in range(1, 301):
+            begin = time.monotonic()
+            monitor.step()
+            longest = max(longest, time.monotonic() - begin)
+            until = time.monotonic() + 30
+            while (seen or [0])[-1] < step - 1:  # an interval is known when the next one begins
+                assert time.monotonic() < until, f"{seen[-1:]} of {step}"
+                time.sleep(0.0005)
+        assert longest < 1
+        assert monitor.dropped >= 300 - 64, "what two sinks did not get"
+    finally:
+        begin = time.monotonic()
+        monitor.close(0.5)
+        never.set()
+    assert time.monotonic() - begin < 5
+    assert seen[:299] == list(range(1, 300))
 
 
 def test_leases_are_told_by_owner(tmp_path: Path) -> None:
