@@ -4,10 +4,12 @@
 
 thread    `monitor.step()` on the training thread, at an interval's end and between two, beside what
           it replaces: `torch.cuda.memory_stats()` where there is a GPU, `tenure.sample()` else.
-step      a step of 100 ms with and without a monitor at every=10, in turn in the same processes,
-          ranks on Gloo with one thread each: the median over rounds of the ratio. Bar: 1.005.
+step      a step of 100 ms with a monitor at every=10 and without any, in turn in the same
+          processes, ranks on Gloo with one thread each: the median over rounds of the ratio. Bar:
+          1.005.
 wire      16,384 ranks x 64 stages, simulated: bytes of one reduction beside an all-gather of the
-          same rows, and the time to pack, to merge and to read.
+          same rows, the time of both between real ranks that have the rows of all, and the time to
+          pack, to merge, to read and to show: as scalars, as a picture of ranks, in `tenure top`.
 many      real ranks with the reduction in levels, nodes of 8: time until all are connected, sockets
           of a rank, an interval; beside one Gloo group of all.
 """
@@ -19,6 +21,7 @@ import sys
 sys.path.append(sys.path.pop(0))  # last, for a file here has the name of one of Python's modules
 
 import argparse
+import io
 import os
 import statistics
 import tempfile
@@ -30,12 +33,19 @@ from typing import Any
 
 import tables
 import torch
+from rich.console import Console
 from torch import distributed as dist
 from torch import multiprocessing
 from torch.distributed import distributed_c10d as c10d
 
 import tenure
 from tenure import _C
+from tenure.telemetry.figures import Figure, Figures
+from tenure.telemetry.keys import KEYS
+from tenure.telemetry.sinks.heat_map import drawn
+from tenure.telemetry.sinks.naming import plain
+from tenure.telemetry.standing import Standing
+from tenure.telemetry.top import frame
 
 BAR_THREAD_US, BAR_STEP = 50.0, 1.005
 SIMULATED_RANKS, SIMULATED_STAGES = 16_384, 64
@@ -142,34 +152,38 @@ def busy(seconds: float) -> Callable[[], None]:
         for _ in range(times):
             torch.mm(a, a)
 
+    work(200)  # the first ones take longer
     begin = time.perf_counter()
-    work(200)
-    each = (time.perf_counter() - begin) / 200
+    work(1000)
+    each = (time.perf_counter() - begin) / 1000
     return lambda: work(max(int(seconds / each), 1))
 
 
 def steps(_rank: int, _ranks: int, _store: Any, count: int, rounds: int) -> Any:
     work = busy(0.1)
     gradient = torch.ones(4096)
-    monitor = tenure.Monitor(sinks=[], every=10, folder=tempfile.mkdtemp())
-    plain, ours = [], []
-    for _ in range(rounds):
-        for arm, times in ((None, plain), (monitor, ours)):
+    folder = tempfile.mkdtemp()
+    without, ours = [], []
+    for number in range(rounds):
+        arms = [(False, without), (True, ours)]
+        for watched, times in arms if number % 2 else reversed(arms):
+            monitor = tenure.Monitor(sinks=[], every=10, folder=folder) if watched else None
             dist.barrier()
             begin = time.perf_counter()
             for _ in range(count):
                 work()
                 dist.all_reduce(gradient)
-                if arm is not None:
-                    arm.step()
+                if monitor is not None:
+                    monitor.step()
             times.append((time.perf_counter() - begin) / count)
-    monitor.close()
-    return plain, ours
+            if monitor is not None:
+                monitor.close()
+    return without, ours
 
 
 def step(table: tables.Table, ranks: int, count: int, rounds: int) -> None:
-    plain, ours = in_ranks(steps, ranks, count, rounds)
-    ratio = statistics.median(b / a for a, b in zip(plain, ours, strict=True))
+    without, ours = in_ranks(steps, ranks, count, rounds)
+    ratio = statistics.median(b / a for a, b in zip(without, ours, strict=True))
     table.add(
         [
             f"a step, {ranks} ranks, every=10",
@@ -186,7 +200,53 @@ def step(table: tables.Table, ranks: int, count: int, rounds: int) -> None:
 # --- wire -----------------------------------------------------------------------------------
 
 
-def wire(table: tables.Table) -> None:
+def collectives(_rank: int, ranks: int, _store: Any, keys: int, words: int) -> Any:
+    """Seconds of a reduction, and of an all-gather of all simulated ranks' rows between these."""
+    mine = torch.ones(words, dtype=torch.int64)
+    rows = torch.ones(SIMULATED_RANKS // ranks * keys, dtype=torch.int64)
+    all_rows = [torch.empty_like(rows) for _ in range(ranks)]
+    reducing, gathering = [], []
+    for _ in range(20):
+        for collective, times in (
+            (lambda: dist.all_reduce(mine, dist.ReduceOp.MAX), reducing),
+            (lambda: dist.all_gather(all_rows, rows), gathering),
+        ):
+            dist.barrier()
+            begin = time.perf_counter()
+            collective()
+            times.append(time.perf_counter() - begin)
+    return statistics.median(reducing), statistics.median(gathering)
+
+
+def shown(slots: list[dict[str, tuple[int, int]]], row: dict[str, int]) -> dict[str, float]:
+    """Seconds to show an interval of all simulated ranks, by how."""
+    world, *stages = ({name: Figure(*found) for name, found in slot.items()} for slot in slots)
+    interval = Figures(
+        step=1,
+        time=0,
+        rank=0,
+        ranks=SIMULATED_RANKS,
+        keys=tuple(KEYS.values()),
+        world=world,
+        stages=dict(enumerate(stages)),
+        peak_rank=0,
+        peak_row=row,
+        rows=dict.fromkeys(range(SIMULATED_RANKS), row),
+    )
+    ranks = [
+        Standing(n, SIMULATED_RANKS, 0, 1, "", "", "running", "", 1, 1, 1, n, 1, 1, 1, 500)
+        for n in range(SIMULATED_RANKS)
+    ]
+    console = Console(file=io.StringIO(), width=120)
+    ways: dict[str, Callable[[], object]] = {
+        "scalars": lambda: plain(interval),
+        "picture": lambda: drawn(interval),
+        "top": lambda: console.print(frame(ranks, "memory", 40, 120)),
+    }
+    return {name: median_us(way, 5) / 1e6 for name, way in ways.items()}
+
+
+def wire(table: tables.Table, ranks: int) -> None:
     figures = {name: 1 << 30 for name, *_ in _C.telemetry_keys()}
     begin = time.perf_counter()
     packed = [
@@ -202,8 +262,10 @@ def wire(table: tables.Table) -> None:
     merge = (time.perf_counter() - begin) / len(tensors)
     words = merged.tolist()
     begin = time.perf_counter()
-    _C.telemetry_slots(words)
+    slots = _C.telemetry_slots(words)
     read = time.perf_counter() - begin
+    reducing, gathering = in_ranks(collectives, ranks, len(figures), len(words))
+    seconds = shown(slots, figures)
     reduced = 8 * len(words)
     gathered = 8 * len(figures) * SIMULATED_RANKS
     table.add(
@@ -219,6 +281,18 @@ def wire(table: tables.Table) -> None:
         pack=pack,
         merge=merge,
         read=read,
+    )
+    table.add(
+        [
+            f"the same between {ranks} ranks",
+            f"{reducing * 1e3:.2f} ms",
+            f"{reducing / gathering:.4f} x an all-gather",
+            ", ".join(f"{name} {each * 1e3:.0f} ms" for name, each in seconds.items()),
+        ],
+        part="wire time",
+        reducing=reducing,
+        gathering=gathering,
+        **seconds,
     )
 
 
@@ -311,7 +385,7 @@ def main() -> None:
     if "step" in parts:
         step(table, asked.ranks, asked.steps, asked.rounds)
     if "wire" in parts:
-        wire(table)
+        wire(table, asked.ranks)
     if "many" in parts:
         many(table, asked.many)
     table.show()
