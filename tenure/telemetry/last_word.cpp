@@ -18,8 +18,6 @@
 namespace tenure::telemetry {
 namespace {
 
-constexpr std::chrono::minutes kKept{1};
-
 // Members of one JSON object. Names are ours and need no escapes.
 class Members {
  public:
@@ -153,13 +151,12 @@ std::string LastWord::text(const std::string& headline) const {
 
 bool LastWord::write(const std::string& headline) {
   const std::lock_guard lock(mutex_);
-  const bool keeps = kept_ && std::chrono::steady_clock::now() - *kept_ < kKept;
-  return !keeps && write_whole(path_, text(headline));
+  return std::chrono::steady_clock::now() >= kept_until_ && write_whole(path_, text(headline));
 }
 
-void LastWord::keep() {
+void LastWord::keep(std::chrono::steady_clock::duration time) {
   const std::lock_guard lock(mutex_);
-  kept_ = std::chrono::steady_clock::now();
+  kept_until_ = std::chrono::steady_clock::now() + time;
 }
 
 }  // namespace tenure::telemetry

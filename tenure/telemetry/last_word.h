@@ -7,7 +7,6 @@
 
 #include <chrono>
 #include <mutex>
-#include <optional>
 #include <string>
 
 namespace tenure::telemetry {
@@ -24,15 +23,15 @@ class LastWord {
   // What would be written.
   std::string text(const std::string& headline) const;
 
-  // What is there, or about to be, is more than this could tell: for a minute nothing replaces it.
+  // What is there, or about to be, is more than this could tell: for a while nothing replaces it.
   // What goes wrong later is another story.
-  void keep();
+  void keep(std::chrono::steady_clock::duration time = std::chrono::minutes(1));
 
  private:
   const std::string path_;
   const std::string identity_;
   std::mutex mutex_;
-  std::optional<std::chrono::steady_clock::time_point> kept_;
+  std::chrono::steady_clock::time_point kept_until_;
 };
 
 }  // namespace tenure::telemetry

@@ -1,4 +1,4 @@
-"""A job of real Gloo ranks with flight recorders, some of which come to grief.
+"""A job of real Gloo ranks with flight recorders, or monitors, some of which come to grief.
 
     with Job(tmp_path, "short", 4) as job:
         job.wait()
@@ -121,22 +121,30 @@ def _main(case: str, folder: str, port: int, rank: int, ranks: int) -> None:
         signal.signal(signal.SIGTERM, _handler)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=PATIENCE))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    recorder = FlightRecorder(folder, rank, ranks, store=store, rows=lambda: [{"step": 41}])
-    recorder.start()
-    ring = _C.TelemetryRing(folder, host=socket.gethostname(), rank=rank, ranks=ranks)
-    ring.append(41, {"host_rss_bytes": 123_000_000, "host_headroom_bytes": 1_000_000})
     held = torch.ones(1 << 20)
-    for _ in range(41):
-        tenure.step()
+    ends: FlightRecorder | tenure.Monitor
+    if case.startswith("monitored"):
+        ends = monitor = tenure.Monitor(sinks=[], every=1, folder=folder)
+        for number in range(1, 42):
+            monitor.step()
+            while monitor.collectives < number:  # its thread looks at the host first
+                time.sleep(0.001)
+    else:
+        ends = FlightRecorder(folder, rank, ranks, store=store, rows=lambda: [{"step": 41}])
+        ends.start()
+        ring = _C.TelemetryRing(folder, host=socket.gethostname(), rank=rank, ranks=ranks)
+        ring.append(41, {"host_rss_bytes": 123_000_000, "host_headroom_bytes": 1_000_000})
+        for _ in range(41):
+            tenure.step()
     dist.barrier()
     store.set(f"ready {rank}", "")
     if rank == min(VICTIM, ranks - 1):  # the others are, or soon will be, inside the collective
         store.wait([f"ready {other}" for other in range(ranks)])
-        if case == "short":
+        if case.endswith("short"):
             _run_short()
         store.wait(["go"])
     dist.all_reduce(held)
-    recorder.close()
+    ends.close()
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ def first_screen(folder: Path) -> list[str]:
     result = CliRunner().invoke(app, ["report", str(folder)])
     assert result.exit_code == 0, result.output
     return result.output.splitlines()
+
+
+def resident_of(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(status.split("VmRSS:")[1].split()[0])
 
 
 def is_told(found: dict[str, Any]) -> bool:
@@ -90,6 +96,36 @@ def test_a_live_job_is_asked_and_then_a_rank_is_killed(tmp_path: Path) -> None:
     assert "s before the others stopped): 123.0 MB resident, 1.0 MB left on the host" in screen[0]
     assert gone.exit_code == 2
     assert "no live job" in gone.output
+
+
+def test_a_monitored_rank_runs_out_of_memory(tmp_path: Path) -> None:
+    with Job(tmp_path, "monitored short", 4) as job:
+        short = job.snapshot(VICTIM, lambda found: found["headline"]["reason"] == "memory")
+        others = [job.snapshot(rank, is_told) for rank in (0, 1, 3)]
+        assert job.wait() == [1, 1, 1, 1]
+        screen = first_screen(job.folder)
+    assert all(other["after"]["rank"] == VICTIM for other in others)
+    assert [row["step"] for row in short["samples"]] == list(range(1, 42))
+    grown = short["host_memory"]["rss_bytes"] - short["samples"][-1]["host_rss_bytes"]
+    assert grown > 9 * (16 << 20), "what it took after the last sample"
+    assert screen[0].startswith("rank 2 ran out of memory at step 41: it asked for 1,000.0 MB")
+    assert "hoard" in screen[1]
+
+
+def test_a_monitored_rank_is_killed(tmp_path: Path) -> None:
+    with Job(tmp_path, "monitored wait", 4) as job:
+        job.wait_for_key(*(f"ready {rank}" for rank in range(4)))
+        rss = resident_of(job.ranks[VICTIM].pid)
+        job.ranks[VICTIM].send_signal(signal.SIGKILL)
+        assert job.wait() == [1, 1, -9, 1]
+        screen = first_screen(job.folder)
+    said = re.match(
+        r"rank 2 left no word: it was killed outright; its last sample \(step 41.*"
+        r": ([\d.]+) MB resident",
+        screen[0],
+    )
+    assert said, screen[0]
+    assert float(said[1]) == pytest.approx(rss / 1e6, rel=0.05)
 
 
 def test_sigterm_inside_a_collective_writes_and_then_ends_the_rank(tmp_path: Path) -> None:
