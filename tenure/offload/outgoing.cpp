@@ -16,6 +16,10 @@ namespace {
 // costs a microsecond.
 constexpr auto kLook = std::chrono::milliseconds(1);
 
+// For how long another thread is waited for that lets go. It takes microseconds, unless a deleter
+// needs the GIL and our caller has it.
+constexpr auto kLetsGoWithin = std::chrono::milliseconds(100);
+
 std::atomic<bool> g_process_ends = false;
 std::atomic<int> g_letting_go = 0;  // threads
 
@@ -50,7 +54,8 @@ void Outgoing::add(Leaving leaving) {
 
 void Outgoing::limit(int64_t bytes, size_t tick, const std::function<void(const Leaving&)>& wait) {
   std::vector<Leaving> ending;  // freed outside the lock: a deleter may take the GIL
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  const auto most = std::max<int64_t>(bytes, 0);
   const auto ours = [&](const Leaving& leaving) {
     return leaving.gone <= tick && !leaving.needed ? static_cast<int64_t>(leaving.bytes) : 0;
   };
@@ -58,7 +63,7 @@ void Outgoing::limit(int64_t bytes, size_t tick, const std::function<void(const 
   for (const auto& leaving : leaving_) {
     all += ours(leaving);
   }
-  for (auto it = leaving_.begin(); it != leaving_.end() && all > std::max<int64_t>(bytes, 0);) {
+  for (auto it = leaving_.begin(); it != leaving_.end() && all > most;) {
     if (it->needed) {
       ++it;
       continue;
@@ -69,6 +74,7 @@ void Outgoing::limit(int64_t bytes, size_t tick, const std::function<void(const 
     ending.push_back(std::move(*it));
     it = leaving_.erase(it);
   }
+  ended_.wait_for(lock, kLetsGoWithin, [&] { return all + ending_ <= most; });
 }
 
 bool Outgoing::set_needed(const void* key, bool needed) {
@@ -83,12 +89,20 @@ bool Outgoing::set_needed(const void* key, bool needed) {
 
 void Outgoing::settle() {
   std::vector<Leaving> ending;
-  std::lock_guard lock(mutex_);
+  int64_t bytes = 0;
+  std::unique_lock lock(mutex_);
   while (!leaving_.empty() && leaving_.front().left.ready()) {
     bytes_ -= leaving_.front().bytes;
+    bytes += static_cast<int64_t>(leaving_.front().bytes);
     ending.push_back(std::move(leaving_.front()));
     leaving_.pop_front();
   }
+  ending_ += bytes;
+  lock.unlock();
+  ending.clear();
+  lock.lock();
+  ending_ -= bytes;
+  ended_.notify_all();
 }
 
 uint64_t Outgoing::bytes() const {

@@ -40,7 +40,7 @@ class Outgoing {
 
   void add(Leaving leaving);
   // Until those that we alone hold at `tick` have at most `bytes`: `wait`s for the oldest on its
-  // compute stream, and lets it go.
+  // compute stream, and lets it go. What another thread is letting go is held until it has gone.
   void limit(int64_t bytes, size_t tick, const std::function<void(const Leaving&)>& wait);
   // Whether it is still here; then it is not let go by limit() until it is no longer needed.
   bool set_needed(const void* key, bool needed);
@@ -53,9 +53,11 @@ class Outgoing {
 
   mutable std::mutex mutex_;
   std::condition_variable_any added_;
+  std::condition_variable_any ended_;
   std::deque<Leaving> leaving_;
   uint64_t bytes_ = 0;
-  OwnThread thread_;  // last: stops first
+  int64_t ending_ = 0;  // bytes that settle() is letting go, outside the lock
+  OwnThread thread_;    // last: stops first
 };
 
 // The process is about to end: from here on no thread lets go of anything by itself, for a device

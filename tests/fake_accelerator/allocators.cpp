@@ -36,12 +36,17 @@ struct Totals {
 
 std::atomic<AllocationListener> g_listener = nullptr;
 
+// Under the lock, as CUDA's allocator does: what one thread frees before another allocates is told
+// in that order.
+void tell(c10::DeviceIndex device, int64_t bytes) {
+  if (auto* listener = g_listener.load()) {
+    listener(device, bytes);
+  }
+}
+
 // For whoever watches allocations through c10::MemoryReportingInfoBase: torch's profiler, Tenure.
 // Called without the lock, because they may allocate.
 void report(void* data, int64_t bytes, Totals totals, c10::Device device) {
-  if (auto* listener = g_listener.load()) {
-    listener(device.index(), bytes);
-  }
   c10::reportMemoryUsageToProfiler(data, bytes, totals.allocated, totals.reserved, device);
 }
 
@@ -68,6 +73,9 @@ c10::DataPtr Memory::allocate_device(size_t bytes) {
     data = pool.allocate(bytes, current_stream(device.index()), policy_.device_bytes);
     const Totals totals(pool.stats());
     const auto limit = policy_.device_bytes;
+    if (data != nullptr) {
+      tell(device.index(), static_cast<int64_t>(bytes));
+    }
     lock.unlock();
     TORCH_CHECK_WITH(OutOfMemoryError, data != nullptr,
                      "fake accelerator out of memory: tried to allocate ", bytes, " bytes on ",
@@ -96,6 +104,7 @@ void Memory::free_device(void* data) {
     }
     const auto bytes = static_cast<int64_t>(pool.free(data));
     const Totals totals(pool.stats());
+    tell(device, -bytes);
     lock.unlock();
     report(data, -bytes, totals, c10::Device(kDeviceType, device));
     return;

@@ -107,7 +107,7 @@ struct MemoryPolicy {
 void set_memory_policy(MemoryPolicy policy);
 
 // Calls `listener` after every allocation (and with negative bytes after every free) on a device,
-// from now on; null: nobody. Not forgotten by reset().
+// from now on, with the allocator locked; null: nobody. Not forgotten by reset().
 using AllocationListener = void (*)(c10::DeviceIndex device, int64_t bytes);
 void tell_allocations(AllocationListener listener);
 MemoryPolicy memory_policy();

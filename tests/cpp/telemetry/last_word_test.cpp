@@ -3,6 +3,7 @@
 #include <tenure/core/clock.h>
 
 #include <gtest/gtest.h>
+
 #include <unistd.h>
 
 #include <chrono>

@@ -335,9 +335,9 @@ def test_a_hundred_times_under_load(trains: Program, tmp_path: Path) -> None:
             level = "trace" if number % 10 == 1 else "count"  # which takes no look, and less time
             request = asked(trains.pid, options=Options(level=level), steps=1)
             assert client.watch(request) in {0, 3}, number
-    after = trains.state_when(threads=before["threads"])
+    # The agent may still be closing what the last client used.
+    after = trains.state_when(threads=before["threads"], files=before["files"])
     assert {key: after[key] for key in QUIET} == QUIET
-    assert after["files"] == before["files"]
     assert after["python threads"] == before["python threads"]
     with running(tmp_path, TRAINS + AT_EASE) as twin:
         (tmp_path / "in haste").touch()
