@@ -14,16 +14,18 @@ namespace {
 
 constexpr size_t kBytes = 4096;
 
-// Memory that takes a while to give back.
+// Memory that is given back when it may, and a while later.
 struct Slow {
   std::promise<void> begun;
+  std::promise<void> may_end;
   std::atomic<bool> ended = false;
 
   c10::Storage storage() {
     const auto free = [](void* slow) {
       auto& self = *static_cast<Slow*>(slow);
       self.begun.set_value();
-      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      self.may_end.get_future().wait();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
       self.ended = true;
     };
     return {c10::Storage::use_byte_size_t(), c10::SymInt(kBytes),
@@ -45,6 +47,7 @@ TEST(Outgoing, WhatAnotherThreadLetsGoIsHeldUntilItHasGone) {
   const auto nobody = [](const Outgoing::Leaving&) { FAIL() << "there is nothing to wait for"; };
   outgoing.limit(kBytes, 0, nobody);
   EXPECT_FALSE(slow.ended) << "there was room for it";
+  slow.may_end.set_value();
   outgoing.limit(kBytes - 1, 0, nobody);
   EXPECT_TRUE(slow.ended);
 }

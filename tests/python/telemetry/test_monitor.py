@@ -156,15 +156,18 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def refusal(**options: Any) -> str:
+    """Why there is no such monitor; empty: there is."""
+    try:
+        scratch_monitor(**options, timeout=30)
+    except tenure.InputError as error:
+        return str(error)
+    return ""
+
+
 def another_layout(rank: int, _world_size: int) -> list[str]:
     """One after the other: a refusal leaves ranks in step for the next."""
-    said = []
-    for differs, _ in DIFFERENT:
-        try:
-            scratch_monitor(**(differs if rank == 2 else {}), timeout=30)
-        except tenure.InputError as error:
-            said.append(str(error))
-    return said
+    return [refusal(**(differs if rank == 2 else {})) for differs, _ in DIFFERENT]
 
 
 def test_a_rank_with_another_configuration_is_named_on_all_ranks() -> None:
@@ -177,11 +180,7 @@ def test_a_rank_with_another_configuration_is_named_on_all_ranks() -> None:
 def of_another_version(rank: int, _world_size: int) -> str:
     if rank == 2:
         _C.telemetry_layout = lambda: "of another version"
-    try:
-        scratch_monitor(timeout=30)
-    except tenure.InputError as error:
-        return str(error)
-    return ""
+    return refusal()
 
 
 def test_a_rank_whose_words_mean_something_else_is_named_on_all_ranks() -> None:
@@ -191,11 +190,7 @@ def test_a_rank_whose_words_mean_something_else_is_named_on_all_ranks() -> None:
 
 
 def bad_sink_on_the_writer(_rank: int, _world_size: int) -> str:
-    try:
-        scratch_monitor(sinks=["nonsense"], timeout=30)
-    except tenure.InputError as error:
-        return str(error)
-    return ""
+    return refusal(sinks=["nonsense"])
 
 
 def test_what_is_wrong_on_the_writer_is_known_to_all_at_once() -> None:
