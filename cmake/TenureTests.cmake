@@ -18,11 +18,15 @@ if(NOT GTest_FOUND)
 endif()
 include(GoogleTest)
 
+# With one thread torch gives the same bits each time. With more, the first products of a process or
+# of a thread may run on another number of them than the next, and MKL's AVX2 kernels then differ.
+set(TENURE_TEST_PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_NUM_THREADS=1)
+
 # tenure_register_tests(TARGET ARG...): every case of an executable as a test of ctest. They are
 # listed when ctest runs, not while building: a sanitized program may not start there.
 function(tenure_register_tests target)
   gtest_discover_tests(${target} ${ARGN} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-                       PROPERTIES TIMEOUT 300)
+                       PROPERTIES ${TENURE_TEST_PROPERTIES})
 endfunction()
 
 # Folders whose many small cases leave nothing behind, and run in one process: starting one takes
@@ -60,7 +64,7 @@ function(tenure_add_tests folder)
   endif()
   if(folder IN_LIST TENURE_TESTS_AT_ONCE)
     add_test(NAME ${folder} COMMAND ${target})
-    set_tests_properties(${folder} PROPERTIES TIMEOUT 300)
+    set_tests_properties(${folder} PROPERTIES ${TENURE_TEST_PROPERTIES})
   else()
     tenure_register_tests(${target})
   endif()
