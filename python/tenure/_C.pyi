@@ -333,6 +333,18 @@ class ProcessSample:
         """Mapped, resident or not."""
 
     @property
+    def virtual_limit(self) -> int | None:
+        """Of that: ulimit -v. None: no limit."""
+
+    @property
+    def data(self) -> int | None:
+        """Private and writable, resident or not."""
+
+    @property
+    def data_limit(self) -> int | None:
+        """Of that: ulimit -d. None: no limit."""
+
+    @property
     def peak_rss(self) -> int | None:
         """Most resident since the program began."""
 
@@ -1062,6 +1074,7 @@ class TelemetryMonitor:
         stages: int,
         reads: bool,
         rows_every: int,
+        reads_rows: bool,
         groups: list[torch._C._distributed_c10d.Backend],
         levels: int,
         store: torch._C._distributed_c10d.Store | None,

@@ -7,6 +7,7 @@
 #include <tenure/core/text.h>
 
 #include <pthread.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,6 +31,15 @@ struct Walk {
   Clock::time_point begin;
 };
 
+// The soft limit, if there is one.
+std::optional<int64_t> limit_of(__rlimit_resource_t resource) {
+  rlimit found{};
+  if (::getrlimit(resource, &found) != 0 || found.rlim_cur == RLIM_INFINITY) {
+    return std::nullopt;
+  }
+  return static_cast<int64_t>(found.rlim_cur);
+}
+
 // The files of one process. Opened by the process itself, for /proc/self means the opener.
 struct Files {
   KernelFile status{"/proc/self/status"};
@@ -50,6 +60,9 @@ struct Files {
     auto text = status.read(buffer);
     out.rss = bytes_after("VmRSS:", text).value_or(0);
     out.virtual_size = bytes_after("VmSize:", text).value_or(0);
+    out.virtual_limit = limit_of(RLIMIT_AS);
+    out.data = bytes_after("VmData:", text);
+    out.data_limit = limit_of(RLIMIT_DATA);
     out.peak_rss = bytes_after("VmHWM:", text);
     out.shared = bytes_after("RssShmem:", text);
     out.files = bytes_after("RssFile:", text);

@@ -1,6 +1,7 @@
 #include <tenure/offload/session.h>
 
 #include <tenure/core/error.h>
+#include <tenure/offload/promise.h>
 #include <tenure/offload/state.h>
 
 namespace tenure::offload {
@@ -22,6 +23,9 @@ void check(const Options& options) {
 
 Session::Session(Options options) {
   check(options);
+  if (options.budget) {
+    promise_ = std::make_unique<Promise>(*options.budget);
+  }
   state_ = std::make_shared<State>(std::move(options));
 }
 

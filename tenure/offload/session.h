@@ -37,6 +37,8 @@
 
 namespace tenure::offload {
 
+class Promise;
+
 // Whether a fetched storage may serve several nodes of a backward, or may be written to by the one
 // that asked (compiled backwards reuse the memory of what they were given).
 enum class Sharing : uint8_t { shared, own };
@@ -81,7 +83,8 @@ class Session {
   const Options& options() const;
 
  private:
-  std::shared_ptr<State> state_;  // shared with what is saved
+  std::shared_ptr<State> state_;      // shared with what is saved
+  std::unique_ptr<Promise> promise_;  // of the budget, if there is one
 };
 
 }  // namespace tenure::offload

@@ -189,10 +189,10 @@ struct Monitor::State {
       rows.tidy();
       if (out.peak_rank == options.rank) {
         rows.post_peak(number, out.own);
-      } else if (options.reads) {
+      } else if (options.reads_rows) {
         out.peak_row = rows.peak(number, options.patience);
       }
-      if (shows && options.reads) {
+      if (shows && options.reads_rows) {
         out.rows = rows.all();
       }
     });

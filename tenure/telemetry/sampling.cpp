@@ -35,8 +35,11 @@ const DeviceSample* own_device(const std::vector<DeviceSample>& devices) {
   return most == devices.end() ? nullptr : &*most;
 }
 
-// A figure of all parts that have it, together. None has it, or it is 0 in all: nullopt.
-std::optional<int64_t> of_parts(std::string_view figure) {
+int64_t sum(int64_t a, int64_t b) { return a + b; }
+int64_t higher(int64_t a, int64_t b) { return std::max(a, b); }
+
+// A figure of all parts that have it, as one. None has it, or it is 0 in all: nullopt.
+std::optional<int64_t> of_parts(std::string_view figure, int64_t (*together)(int64_t, int64_t)) {
   std::optional<int64_t> out;
   for (const auto& part : parts()) {
     if (!part->stats) {
@@ -44,7 +47,7 @@ std::optional<int64_t> of_parts(std::string_view figure) {
     }
     for (const auto& [name, value] : part->stats()) {
       if (name == figure && value > 0) {
-        out = out.value_or(0) + value;
+        out = out ? together(*out, value) : value;
       }
     }
   }
@@ -142,8 +145,9 @@ void Sampling::read_ledger(Row& row) {
 
 void Sampling::finish(Row& row) {
   read_host(row);
-  row.set(K::bound, of_parts("bound_bytes"));
-  if (const auto stored = of_parts("stored_bytes")) {  // beside what is leased: kept from others
+  // What one promises of the whole device holds what another promises of its own share.
+  row.set(K::bound, of_parts("bound_bytes", higher));
+  if (const auto stored = of_parts("stored_bytes", sum)) {  // beside what is leased: kept from others
     row.set(K::stored_objects, row.get(K::stored_objects).value_or(0) + *stored);
   }
   read_trends(row);
@@ -191,15 +195,24 @@ void Sampling::read_host(Row& row) {
     row.set(K::host_pinned_active, now.pinned->active);
   }
   row.set(K::host_available, process.host_available);
+  // Of several limits the one that is reached first.
   auto limit = process.host_total;
   auto left = process.host_available;
+  const auto look_at = [&](std::optional<int64_t> other, std::optional<int64_t> left_of_it) {
+    if (left_of_it && (!left || *left_of_it < *left)) {
+      left = std::max<int64_t>(*left_of_it, 0);
+      limit = other;
+    }
+  };
   if (process.cgroup && process.cgroup->headroom) {
     const auto cached = process.mapped ? process.mapped->cgroup_inactive_file.value_or(0) : 0;
-    const auto of_group = *process.cgroup->headroom + cached;  // the kernel drops files first
-    if (!left || of_group < *left) {
-      left = of_group;
-      limit = process.cgroup->limit;
-    }
+    look_at(process.cgroup->limit, *process.cgroup->headroom + cached);  // files are dropped first
+  }
+  if (process.data_limit && process.data) {
+    look_at(process.data_limit, *process.data_limit - *process.data);
+  }
+  if (process.virtual_limit) {
+    look_at(process.virtual_limit, *process.virtual_limit - process.virtual_size);
   }
   row.set(K::host_limit, limit);
   row.set(K::host_headroom, left);

@@ -8,6 +8,7 @@ Run as a program this is one of the ranks.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
@@ -29,16 +30,13 @@ class Job:
     """Ranks as their parent sees them; none outlives the `with` block."""
 
     def __init__(self, folder: Path, case: str, ranks: int) -> None:
-        import torch.distributed as dist
-
         self.folder = folder / "run"
-        self.store = dist.TCPStore(
-            "127.0.0.1",
-            0,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=PATIENCE),
+        self.folder.mkdir()
+        self.host = subprocess.Popen(
+            [sys.executable, __file__, "store"], stdout=subprocess.PIPE, text=True
         )
+        assert self.host.stdout is not None
+        self.store = _store(int(self.host.stdout.readline()))
         self.logs = [folder / f"rank-{rank}" for rank in range(ranks)]
         self.ranks = []
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -55,7 +53,7 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.ranks:
+        for process in [*self.ranks, self.host]:
             process.kill()
             process.wait()
 
@@ -86,9 +84,40 @@ class Job:
             time.sleep(0.02)
 
 
+def _store(port: int, *, is_host: bool = False) -> Any:
+    import torch.distributed as dist
+
+    return dist.TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=is_host,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=PATIENCE),
+    )
+
+
+def _host_a_store() -> None:
+    store = _store(0, is_host=True)  # it ends with this
+    print(store.port, flush=True)
+    signal.pause()
+
+
 # --- in the rank -----------------------------------------------------------------------------
 
 hoard: list[Any] = []
+
+
+def _wait_for_file(path: Path) -> None:
+    until = time.monotonic() + PATIENCE
+    while not path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def _keep_the_gil() -> None:
+    """As a module of somebody's does that forgets to let it go."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # none wakes this thread
+    ctypes.PyDLL(None).sleep(int(PATIENCE))
 
 
 def _run_short() -> None:
@@ -119,7 +148,7 @@ def _main(case: str, folder: str, port: int, rank: int, ranks: int) -> None:
 
     if case == "handler":
         signal.signal(signal.SIGTERM, _handler)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=PATIENCE))
+    store = _store(port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     held = torch.ones(1 << 20)
     ends: FlightRecorder | tenure.Monitor
@@ -130,7 +159,10 @@ def _main(case: str, folder: str, port: int, rank: int, ranks: int) -> None:
             while monitor.collectives < number:  # its thread looks at the host first
                 time.sleep(0.001)
     else:
-        ends = FlightRecorder(folder, rank, ranks, store=store, rows=lambda: [{"step": 41}])
+        seconds = 3.0 if case == "gil" else 10.0
+        ends = FlightRecorder(
+            folder, rank, ranks, store=store, rows=lambda: [{"step": 41}], seconds=seconds
+        )
         ends.start()
         ring = _C.TelemetryRing(folder, host=socket.gethostname(), rank=rank, ranks=ranks)
         ring.append(41, {"host_rss_bytes": 123_000_000, "host_headroom_bytes": 1_000_000})
@@ -138,8 +170,13 @@ def _main(case: str, folder: str, port: int, rank: int, ranks: int) -> None:
             tenure.step()
     dist.barrier()
     store.set(f"ready {rank}", "")
+    if case == "gil" and rank == 0:
+        _keep_the_gil()
     if rank == min(VICTIM, ranks - 1):  # the others are, or soon will be, inside the collective
         store.wait([f"ready {other}" for other in range(ranks)])
+        if case == "orphaned":
+            _wait_for_file(Path(folder, "go"))
+            raise ValueError("this rank has had enough")
         if case.endswith("short"):
             _run_short()
         store.wait(["go"])
@@ -149,4 +186,6 @@ def _main(case: str, folder: str, port: int, rank: int, ranks: int) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "store":
+        _host_a_store()
     _main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))

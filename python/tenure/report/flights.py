@@ -14,9 +14,9 @@ from tenure.inspect.files import whole
 from tenure.inspect.runs import Head, by_run
 from tenure.inspect.words import many, size
 from tenure.telemetry.headline import headline, top_holder
-from tenure.telemetry.presence import FLIGHT, LIVE, RING, Presence, is_alive
+from tenure.telemetry.presence import FLIGHT, LIVE, RING, Presence, folder_of, is_alive
 
-__all__ = ["Left", "find", "page", "screen"]
+__all__ = ["Left", "find", "page", "screen", "title"]
 
 _APART = 60.0  # seconds by which ranks of one run may begin apart
 _MOST_LINES = 64  # of ranks
@@ -80,14 +80,18 @@ def find(paths: Iterable[str | Path]) -> list[Left]:
     others: its rank has no snapshot.
     """
     left: dict[tuple[Path, str], Left] = {}
-    for path in map(Path, paths):
+    for path in map(folder_of, paths):
         if not path.is_dir():
             continue
+        latest = _latest_starts(path)  # of processes with a monitor
         for file in sorted([*path.glob(f"*{LIVE}"), *path.glob(f"*{FLIGHT}")]):
             told = _told(file)
             if told is None:
                 continue
             who, document = told
+            stem, began = latest.get(who.rank, (who.stem, 0.0))
+            if stem != who.stem and began > who.began:
+                continue  # it was started again since, and has nothing to say of that
             key = path, who.stem
             before = left.get(key, Left(who, alive=is_alive(who)))
             is_live = file.name.endswith(LIVE)
@@ -107,10 +111,22 @@ def find(paths: Iterable[str | Path]) -> list[Left]:
     return sorted(run, key=_precedence)
 
 
+def title(left: list[Left]) -> str:
+    """What happened, in a sentence without its full stop."""
+    first = left[0]
+    if first.speechless:
+        return _without_a_word(first, left)
+    if first.reason == "request":
+        ranks = many(sum(bool(one.document) for one in left), "rank")
+        most = f"rank {first.who.rank} has most memory, {size(first.memory)}"
+        return f"snapshots of {ranks}; {most}"
+    return headline(first.document)
+
+
 def screen(left: list[Left]) -> str:
     """The first screen: the rank it began with, what failed, what held the memory; then all."""
     first = left[0]
-    lines = [_headline(first, left)]
+    lines = [title(left)]
     held = top_holder(first.document)
     lines += [f"  {held}"] if held else []
     lines += [f"  at {first.document['trace'][-1]}"] if first.document.get("trace") else []
@@ -127,8 +143,9 @@ def page(left: list[Left], out: str | Path, name: str) -> Path:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["size"] = size
     rows = [{"left": one, "ending": _ending(one), "held": top_holder(one.document)} for one in left]
-    title = _headline(left[0], left)
-    text = environment.from_string(_PAGE.read_text()).render(title=title, name=name, rows=rows)
+    text = environment.from_string(_PAGE.read_text()).render(
+        title=title(left), name=name, rows=rows
+    )
     try:
         with whole(Path(out)) as file:
             file.write(text)
@@ -156,6 +173,16 @@ def _sampled(ring: Path) -> tuple[Mapping[str, int], float]:
     except InputError:
         return {}, 0.0
     return (rows[-1], rows[-1]["when"] / 1e9) if rows else ({}, 0.0)
+
+
+def _latest_starts(folder: Path) -> dict[int, tuple[str, float]]:
+    """By rank, the last process that has a ring: its files' name, and when it began."""
+    from tenure.telemetry.rings import Rings
+
+    return {
+        ring.identity.rank: (ring.path.stem, ring.identity.started / 1e9)
+        for ring in Rings(folder).look(last=1)
+    }
 
 
 def _latest(left: Mapping[tuple[Path, str], Left]) -> list[Left]:
@@ -187,16 +214,6 @@ def _precedence(one: Left) -> tuple[int, float, int]:
     if one.reason == "request":
         return 6, -one.memory, one.who.rank
     return 7, 0.0, one.who.rank
-
-
-def _headline(first: Left, left: list[Left]) -> str:
-    if first.speechless:
-        return _without_a_word(first, left)
-    if first.reason == "request":
-        ranks = many(sum(bool(one.document) for one in left), "rank")
-        most = f"rank {first.who.rank} has most memory, {size(first.memory)}"
-        return f"snapshots of {ranks}; {most}"
-    return headline(first.document)
 
 
 def _without_a_word(first: Left, left: list[Left]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tenure.errors import InputError
 from tenure.inspect.files import whole
-from tenure.telemetry.presence import FLIGHT, REQUEST, Presence, is_alive, present_in
+from tenure.telemetry.presence import FLIGHT, REQUEST, Presence, folder_of, is_alive, present_in
 
 __all__ = ["Answers", "ask"]
 
@@ -44,7 +44,7 @@ def ask(
     Raises:
         InputError: There is no live job.
     """
-    folder = Path(folder)
+    folder = folder_of(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: give the one that the job was started with")
     there = [one for one in present_in(folder) if is_alive(one) is not False]

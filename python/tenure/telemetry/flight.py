@@ -89,6 +89,7 @@ class FlightRecorder:
         file_bytes: int | str = "8MiB",
         set_bytes: int | str = "256MiB",
         termination_log: str | os.PathLike[str] | None = None,
+        quiet: bool = False,
     ) -> None:
         """Nothing happens until :meth:`start`, or a ``with`` block.
 
@@ -110,6 +111,7 @@ class FlightRecorder:
             set_bytes: What all ranks' snapshots together may take.
             termination_log: Where the container's last words go; default: the file that
                 Kubernetes gives, if there is one.
+            quiet: Whether nothing is said on stderr of what this rank has written.
 
         Raises:
             InputError: What was given cannot mean anything.
@@ -137,6 +139,7 @@ class FlightRecorder:
         self._termination_log = Path(
             termination_log or os.environ.get("TENURE_TERMINATION_LOG") or _TERMINATION_LOG
         )
+        self._quiet = quiet
         self._me = this_process(rank, ranks, stage, stages)
         self._flight: _C.Flight | None = None
         self._hooks: Hooks | None = None
@@ -324,7 +327,8 @@ class FlightRecorder:
             held = top_holder(document)
             said += f"; {held}" if held else ""
             self._last_words(said)
-            say(f"{said}\nsee: tenure report {self._folder}")
+            if not self._quiet:
+                say(f"{said}\nsee: tenure report {self._folder}")
 
     def _ran_short(self, device: int, asked: int, free: int) -> None:
         """CUDA's allocator gives up; the program may yet go on. Storages are as they were."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from torch import distributed as dist
 
@@ -26,7 +27,9 @@ from tenure.telemetry.flight import FlightRecorder, may_record
 from tenure.telemetry.keys import KEYS
 from tenure.telemetry.meeting import Meeting, meet
 from tenure.telemetry.presence import this_process
+from tenure.telemetry.rings import FAILED
 from tenure.telemetry.sinks.sink import need_folder
+from tenure.telemetry.snapshot import sentence
 
 __all__ = ["Monitor"]
 
@@ -56,8 +59,9 @@ class Monitor:
         writer: The rank of the group that writes. Which one makes no difference to what is told.
         stage: Of the pipeline; None: as :func:`tenure.coordinates` says, or a mesh, or Megatron.
         compat: ``"megatron-bridge"``: its names, units and rounding, for dashboards that exist.
-        flight_recorder: Whether every rank writes down what it holds when one of them fails. A
-            process has one; see :class:`tenure.telemetry.FlightRecorder`.
+        flight_recorder: Whether every rank writes down what it holds when one of them fails;
+            ``"quiet"``: and says nothing of it on stderr. A process has one; see
+            :class:`tenure.telemetry.FlightRecorder`.
         run_name: What loggers call the run; that of the working directory if it is empty.
         timeout: Seconds to wait for the other ranks when it is made.
 
@@ -86,7 +90,7 @@ class Monitor:
         writer: int = 0,
         stage: int | None = None,
         compat: str | None = None,
-        flight_recorder: bool = True,
+        flight_recorder: bool | Literal["quiet"] = True,
         run_name: str = "",
         timeout: float = 60.0,
         _node: str | None = None,
@@ -125,17 +129,21 @@ class Monitor:
         self._intervals = 0
         reads = writes or any(rule.action != "log" for rule in rules)
         ring = _ring(folder, meeting, stage)
-        self._monitor = _monitor(meeting, every, stage, reads, ring)
+        self._monitor = _monitor(meeting, every, stage, reads, writes, ring)
         meeting.groups.clear()  # they end with the monitor, and others see that they do
         self._telling = _Telling(self._monitor, meeting, made, rules, writes)
         self._recorder = (
-            self._record(folder, meeting, stage) if flight_recorder and may_record() else None
+            self._record(folder, meeting, stage, quiet=flight_recorder == "quiet")
+            if flight_recorder and may_record()
+            else None
         )
         self._end = weakref.finalize(self, _end, self._monitor, self._telling, ring, self._recorder)
         if reads:
             self._telling.start()
 
-    def _record(self, folder: str | Path, meeting: Meeting, stage: int) -> FlightRecorder:
+    def _record(
+        self, folder: str | Path, meeting: Meeting, stage: int, *, quiet: bool
+    ) -> FlightRecorder:
         monitor = self._monitor
         return FlightRecorder(
             folder,
@@ -147,6 +155,7 @@ class Monitor:
             rows=monitor.recent,
             extremes=monitor.extremes,
             leads=meeting.leads,
+            quiet=quiet,
         ).start()
 
     def step(self) -> None:
@@ -187,6 +196,7 @@ class Monitor:
 
         An error that nothing catches is seen without this, and one that leaves a ``with`` block.
         """
+        self._telling.failure = sentence(error)
         if self._recorder is not None:
             self._recorder.failed(error)
 
@@ -198,7 +208,7 @@ class Monitor:
         """
         if (end := self._end.detach()) is not None:
             _, _, (monitor, telling, ring, recorder), _ = end
-            _end(monitor, telling, ring, recorder, timeout)
+            _end(monitor, telling, ring, recorder, timeout, at_exit=False)
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -243,7 +253,12 @@ def _ring(folder: str | Path, meeting: Meeting, stage: int) -> _C.TelemetryRing:
 
 
 def _monitor(
-    meeting: Meeting, every: int, stage: int, reads: bool, ring: _C.TelemetryRing
+    meeting: Meeting,
+    every: int,
+    stage: int,
+    reads: bool,
+    writes: bool,
+    ring: _C.TelemetryRing,
 ) -> _C.TelemetryMonitor:
     return _C.TelemetryMonitor(
         every=every,
@@ -254,6 +269,7 @@ def _monitor(
         stages=meeting.stages,
         reads=reads,
         rows_every=10,
+        reads_rows=writes,
         groups=meeting.groups,
         levels=meeting.levels,
         store=meeting.store,
@@ -267,12 +283,21 @@ def _end(
     ring: _C.TelemetryRing,
     recorder: FlightRecorder | None,
     timeout: float | None = None,
+    *,
+    at_exit: bool = True,
 ) -> None:
     monitor.close(_OTHERS if timeout is None else timeout)
     telling.end(_SINKS if timeout is None else timeout)
-    ring.close()
+    failure = telling.failure or (_uncaught() if at_exit else "")
+    ring.close(f"{FAILED}{failure}" if failure else "ended")
     if recorder is not None:
         recorder.close()
+
+
+def _uncaught() -> str:
+    """What the interpreter ends of; of what was typed at a prompt it does not end."""
+    error = getattr(sys, "last_value", None)
+    return "" if error is None or hasattr(sys, "ps1") else sentence(error)
 
 
 class _Telling:
@@ -288,6 +313,7 @@ class _Telling:
     ) -> None:
         self.feeder = Feeder(sinks)
         self.latest: Figures | None = None
+        self.failure = ""  # of which training ended
         self._monitor = monitor
         self._meeting = meeting
         self._watch = Watch(alerts)

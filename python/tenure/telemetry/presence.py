@@ -24,6 +24,7 @@ __all__ = [
     "REQUEST",
     "RING",
     "Presence",
+    "folder_of",
     "is_alive",
     "present_in",
     "this_process",
@@ -104,6 +105,12 @@ def present_in(folder: Path) -> list[Presence]:
         except (OSError, ValueError, KeyError, TypeError):
             continue  # it left while we looked, or is no file of ours
     return sorted(found, key=lambda one: (one.rank, one.began))
+
+
+def folder_of(run: str | Path) -> Path:
+    """Where monitors of a run keep their files: in its folder, or where `tenure train` has them."""
+    inside = Path(run) / "memory"
+    return inside if inside.is_dir() else Path(run)
 
 
 def is_alive(one: Presence) -> bool | None:

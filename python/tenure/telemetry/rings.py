@@ -19,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tenure.errors import InputError
+from tenure.telemetry.presence import folder_of
 
-__all__ = ["Identity", "Ring", "Rings", "newest", "read", "rings_of"]
+__all__ = ["FAILED", "Identity", "Ring", "Rings", "newest", "read", "rings_of"]
 
 SUFFIX = ".ring"
+FAILED = "failed: "  # begins why a rank has ended that did not end well
 PATIENCE = 30.0  # seconds without a row until a rank is called silent, at the least
 LATE = 5  # intervals without a row until then
 
@@ -69,7 +71,7 @@ class Ring:
     units: dict[str, str]
     rows: list[dict[str, int]]  # oldest first
     appended: int  # rows so far, most of them overwritten
-    state: str  # "running", "silent", "died" or "ended"
+    state: str  # "running", "silent", "died", "failed" or "ended"
     closed: str | None  # why it ended
     age: float  # seconds since the last row
 
@@ -156,9 +158,8 @@ class Rings:
 
     @classmethod
     def of_run(cls, folder: str | Path) -> Rings:
-        """Those in the folder of a run: in it, or where `tenure train` has them."""
-        inside = Path(folder) / "memory"
-        return cls(inside if inside.is_dir() else folder)
+        """Those in the folder of a run."""
+        return cls(folder_of(folder))
 
 
 def newest(found: Iterable[Ring]) -> list[Ring]:
@@ -261,7 +262,7 @@ class _Reader:
         age = max(0.0, now - latest / 1e9)
         interval = (latest - rows[-2]["when"]) / 1e9 if len(rows) > 1 else 0.0
         why = reason.rstrip(b"\0").decode(errors="replace") if closed else None
-        state = _state(self._identity, closed=bool(closed), late=age > _patience(interval))
+        state = _state(self._identity, why, late=age > _patience(interval))
         return Ring(self._path, self._identity, self._units, rows, appended, state, why, age)
 
     def _read_rows(self, file: int, appended: int, last: int | None) -> list[dict[str, int]]:
@@ -295,9 +296,9 @@ def _patience(interval: float) -> float:
     return max(PATIENCE, LATE * interval)
 
 
-def _state(identity: Identity, *, closed: bool, late: bool) -> str:
-    if closed:
-        return "ended"
+def _state(identity: Identity, closed: str | None, *, late: bool) -> str:
+    if closed is not None:
+        return "failed" if closed.startswith(FAILED) else "ended"
     if _process_runs(identity) is False:
         return "died"
     return "silent" if late else "running"

@@ -11,10 +11,8 @@ True
 from __future__ import annotations
 
 import re
-import resource
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -101,16 +99,18 @@ def _size(match: re.Match[str] | None) -> int | None:
 def _least_free() -> tuple[int | None, str]:
     """What the host has left by the tightest of its limits, and which one that is."""
     process = _C.sample().process
-    status = Path("/proc/self/status").read_text()
-    left: list[tuple[int, str]] = []
-    for kind, key, words in (
-        (resource.RLIMIT_DATA, "VmData", "the process's data limit (ulimit -d)"),
-        (resource.RLIMIT_AS, "VmSize", "the process's limit of address space (ulimit -v)"),
-    ):
-        soft, _ = resource.getrlimit(kind)
-        used = re.search(rf"^{key}:\s+(\d+) kB", status, re.MULTILINE)
-        if soft != resource.RLIM_INFINITY and used:
-            left.append((soft - int(used[1]) * 1024, words))
+    left = [
+        (limit - used, words)
+        for limit, used, words in (
+            (process.data_limit, process.data, "the process's data limit (ulimit -d)"),
+            (
+                process.virtual_limit,
+                process.virtual_size,
+                "the process's limit of address space (ulimit -v)",
+            ),
+        )
+        if limit is not None and used is not None
+    ]
     if process.cgroup is not None and process.cgroup.limit is not None:
         left.append((process.cgroup.limit - process.cgroup.usage, "the control group's limit"))
     if process.host_available is not None:

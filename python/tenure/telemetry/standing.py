@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tenure.inspect.words import many, plain
-from tenure.telemetry.rings import Ring
+from tenure.telemetry.rings import FAILED, Ring
 from tenure.telemetry.words import bytes_text
 
 __all__ = ["COLUMNS", "SORTS", "Column", "Standing", "headline", "in_order", "standing", "summary"]
@@ -23,7 +23,7 @@ OWNERS = {
     "other_bytes": "other",
 }
 LITTLE = 50  # permille of headroom below which a rank is in danger, and twice that: to be watched
-_STATES = ("died", "silent", "running", "ended")  # the worst first
+_STATES = ("died", "failed", "silent", "running", "ended")  # the worst first
 
 SORTS = ("rank", "memory", "headroom", "growth")
 
@@ -40,6 +40,7 @@ class Standing:
     host: str
     state: str  # as Ring.state
     told: str  # the same in words
+    why: str = ""  # it failed, in a line
     step: int | None = None
     allocated: int | None = None
     reserved: int | None = None
@@ -72,7 +73,7 @@ class Standing:
         """``bad``, ``warn`` or nothing."""
         if self.state == "ended":
             return ""
-        if self.state == "died" or (self.share is not None and self.share < LITTLE):
+        if self.state in {"died", "failed"} or (self.share is not None and self.share < LITTLE):
             return "bad"
         grows_out = self.left is not None
         is_tight = self.share is not None and self.share < 2 * LITTLE
@@ -101,10 +102,11 @@ def standing(ring: Ring) -> Standing:
         who.ranks,
         who.stage,
         who.stages,
-        plain(who.role).replace("\n", " "),
-        plain(who.host).replace("\n", " "),
+        _line(who.role),
+        _line(who.host),
         ring.state,
         _told(ring),
+        _line((ring.closed or "").removeprefix(FAILED)) if ring.state == "failed" else "",
         row.get("step"),
         row.get("device_allocated_bytes"),
         row.get("device_reserved_bytes"),
@@ -134,6 +136,11 @@ def memory_of(row: dict[str, int]) -> int | None:
     return _first(row, "device_reserved_bytes", "device_allocated_bytes", "host_rss_bytes")
 
 
+def _line(text: str) -> str:
+    """Without what a terminal would take for a command."""
+    return plain(text).replace("\n", " ")
+
+
 def _first(row: dict[str, int], *names: str) -> int | None:
     return next((row[name] for name in names if name in row), None)
 
@@ -144,10 +151,10 @@ def _or_infinity(value: int | None) -> float:
 
 def _told(ring: Ring) -> str:
     if ring.state == "ended":
-        return plain(ring.closed or "ended").replace("\n", " ")
+        return _line(ring.closed or "ended")
     if ring.state == "silent":
         return f"silent for {ring.age:,.0f} s"
-    return ring.state if ring.rows or ring.state == "died" else "starting"
+    return ring.state if ring.rows or not ring.alive else "starting"
 
 
 _KEYS: dict[str, Callable[[Standing], tuple[float, ...]]] = {
@@ -174,6 +181,8 @@ def headline(ranks: Sequence[Standing]) -> str:
     step = "" if worst.step is None else f" after step {worst.step:,}"
     if worst.state == "died":
         why = f"{name} died{step}"
+    elif worst.state == "failed":
+        why = f"{name} failed{step} ({worst.why})"
     elif worst.state == "silent":
         why = f"{name} is {worst.told}{step}"
     elif worst.state == "running" and worst.left is not None:

@@ -61,6 +61,12 @@ class Failure:
         return cls(sentence_of(error), kind, trace, time.time())
 
 
+    @property
+    def is_of_the_run(self) -> bool:
+        """Whether the job could have gone well: what ranks hold is of interest."""
+        return self.kind in ("own", "other")
+
+
 @dataclass(frozen=True)
 class Ended:
     """A rank that has failed, as its parent sees it: by a code, or by a signal, which is < 0."""
@@ -130,11 +136,14 @@ def first_cause(
         stopped: Process ids of those that stood still, and were waited for.
     """
     first = min(one.time for one in ended.values())
+    # Those that stood still and were woken to be ended find the others gone.
+    woken = {rank for rank, one in ended.items() if one.pid in stopped}
+    said = {rank: failure for rank, failure in said.items() if rank not in woken}
     for rank, one in sorted(ended.items()):
         killed = one.code < 0 and -one.code != signal.SIGTERM
         if killed and one.time <= first + _TOGETHER and rank not in said:
             return rank, f"rank {rank} (pid {one.pid}) was killed by {_signal_text(-one.code)}"
-    still = next((rank for rank, one in sorted(ended.items()) if one.pid in stopped), None)
+    still = min(woken, default=None)
     for kind in ("input", "all", "own", "other"):
         if kind == "other" and still is not None:
             text = f"rank {still} (pid {ended[still].pid}) was stopped, as by SIGSTOP"

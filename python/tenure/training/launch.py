@@ -101,4 +101,6 @@ def _tell_of_ranks(
     log = Log(folder.log)
     for number, failure in sorted(said.items()):
         log(f"rank {number} failed:\n{failure.trace}")
-    return tell_failure(plan, cause, said[rank].kind if rank in said else "own")
+    kind = said[rank].kind if rank in said else "own"
+    is_stopped = rank in ended and ended[rank].pid in stopped
+    return tell_failure(plan, cause, kind, None if is_stopped else rank)

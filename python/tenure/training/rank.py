@@ -181,13 +181,13 @@ def run(
         groups = at_end.enter_context(connected(plan, world, device))
         coordinates(stage=world.rank // plan.dp, dp=world.rank % plan.dp)
         alerts: deque[str] = deque()
-        monitor = at_end.enter_context(_monitor(plan, folder, alerts))
+        monitor = _monitor(plan, folder, alerts)
+        at_end.callback(monitor.close)
         session = None
         if plan.observe:
             session = watch(folder.recordings, level=plan.observe, quiet=True)
             at_end.callback(session.stop)
-        if failed is not None:
-            at_end.push(lambda _kind, error, _trace: failed(error) if error else None)
+        at_end.push(lambda _kind, error, _trace: _fail(monitor, failed, error))
         trainer = _trainer(plan, device, groups)
         processes = _processes(groups, world)  # from here on all ranks are in step
         stop = Stop()
@@ -209,15 +209,25 @@ def run(
 
 
 def _monitor(plan: Plan, folder: Folder, alerts: deque[str]) -> Monitor:
-    """For `tenure top`, loggers and alerts. How ranks fail is told by the run itself."""
+    """For `tenure top`, loggers, alerts and what ranks held when one failed."""
     return Monitor(
         sinks=list(plan.sinks),
         every=1 if plan.steps < 1000 else 10,
         alerts=[(rule, lambda broken: alerts.append(broken.text)) for rule in plan.alerts],
         folder=folder.memory,
-        flight_recorder=False,
+        flight_recorder="quiet",  # the run says itself how it ended
         timeout=plan.timeout,
     )
+
+
+def _fail(
+    monitor: Monitor, failed: Callable[[BaseException], None] | None, error: BaseException | None
+) -> None:
+    """What ends the run early is written down and told."""
+    if isinstance(error, Exception) and failures.Failure.of(error).is_of_the_run:
+        monitor.failed(error)
+    if error is not None and failed is not None:
+        failed(error)
 
 
 def _speak(trainer: _C.Trainer, speaker: Speaker, plan: Plan, processes: str) -> ending.History:

@@ -87,7 +87,7 @@ def _run_here(plan: Plan, world: World | None) -> int:
         failure = failures.Failure.of(error)
         Log(folder.log)(failure.trace)
         number = f"rank {world.rank} failed: " if world and failure.kind != "input" else ""
-        return tell_failure(plan, number + failure.text, failure.kind)
+        return tell_failure(plan, number + failure.text, failure.kind, world.rank if world else 0)
     folder.tidy()
     return tell_stopped(plan, asked) if asked else 0
 

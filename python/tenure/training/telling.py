@@ -8,6 +8,9 @@ from contextlib import suppress
 
 from tenure.errors import InputError
 from tenure.inspect.options import say
+from tenure.inspect.verdicts import shown_path
+from tenure.report import flights
+from tenure.telemetry.headline import top_holder
 from tenure.training.folder import Folder
 from tenure.training.metrics import Log
 from tenure.training.plan import Plan
@@ -15,13 +18,14 @@ from tenure.training.plan import Plan
 __all__ = ["how_to_go_on", "show_cursor", "tell_failure", "tell_stopped"]
 
 
-def tell_failure(plan: Plan, cause: str, kind: str) -> int:
+def tell_failure(plan: Plan, cause: str, kind: str, rank: int | None) -> int:
     """Says it, writes it into the log, and returns the exit status of the command.
 
     Args:
         plan: What the run was told.
         cause: In one line.
         kind: As of :class:`~tenure.training.failures.Failure`.
+        rank: The one that began it; None: nothing that it left behind would say more.
     """
     show_cursor()
     told = cause.rstrip(".")
@@ -30,10 +34,27 @@ def tell_failure(plan: Plan, cause: str, kind: str) -> int:
         told += f"; with --resume that goes on from step {step}" if step is not None else ""
     elif kind != "input":
         told += f"; {how_to_go_on(plan)}"
+    if rank is not None and kind in ("own", "other"):
+        told += _evidence(plan, rank)
     with suppress(OSError):  # the disk may be what failed
         Log(Folder(plan.out).log)(told)
     say(told)
     return 2 if kind == "input" else 1
+
+
+def _evidence(plan: Plan, rank: int) -> str:
+    """What the rank held that ran out of memory, or the last that is known of one that was killed.
+
+    Lines to follow the first; nothing, if it was neither.
+    """
+    left = flights.find([plan.out])
+    if not left or left[0].who.rank != rank:
+        return ""
+    if left[0].reason != "memory" and not left[0].speechless:
+        return ""
+    lines = [flights.title(left), top_holder(left[0].document)]
+    lines.append(f"see: tenure report {shown_path(plan.out)}")
+    return "".join(f"\n{line}" for line in lines if line)
 
 
 def tell_stopped(plan: Plan, number: int) -> int:

@@ -6,6 +6,7 @@
 
 #include <dirent.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -129,6 +130,30 @@ TEST(ProcessSample, KnowsTheHost) {
   EXPECT_EQ(process.host_total.value(), sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE));
   EXPECT_GT(process.host_available.value(), 0);
   EXPECT_LE(process.host_available.value(), process.host_total.value());
+}
+
+TEST(ProcessSample, KnowsItsOwnLimits) {
+  const Sampler sampler;
+  for (const auto& [resource, seen] : {std::pair(RLIMIT_AS, &ProcessSample::virtual_limit),
+                                       std::pair(RLIMIT_DATA, &ProcessSample::data_limit)}) {
+    rlimit before{};
+    ASSERT_EQ(getrlimit(resource, &before), 0);
+    rlimit limited = before;
+    limited.rlim_cur = rlim_t{1} << 44;
+    ASSERT_EQ(setrlimit(resource, &limited), 0);
+    EXPECT_EQ(sampler.sample().process.*seen, int64_t{1} << 44);
+    ASSERT_EQ(setrlimit(resource, &before), 0);
+    if (before.rlim_cur == RLIM_INFINITY) {
+      EXPECT_EQ(sampler.sample().process.*seen, std::nullopt);
+    }
+  }
+}
+
+TEST(ProcessSample, DataIsPrivateAndWritable) {
+  const Sampler sampler;
+  const auto before = sampler.sample().process.data.value();
+  const Touched block(kBlock);
+  EXPECT_NEAR(sampler.sample().process.data.value() - before, kBlock, kSlack);
 }
 
 TEST(DeviceSample, WithoutAnAcceleratorThereIsNone) {

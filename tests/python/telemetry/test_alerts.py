@@ -173,6 +173,20 @@ def test_all_ranks_stop_at_the_same_step() -> None:
     assert [result[2] for result in results] == [1, 1, 1]
 
 
+def reads(_rank: int, _world_size: int) -> Any:
+    monitor = scratch_monitor(sinks=[], every=1, alerts=("rss > 1 TiB", "stop"))
+    monitor.step()
+    monitor.close()
+    latest = monitor.latest
+    assert latest is not None
+    return set(latest.rows), latest.world["host_rss_bytes"].rank in range(3)
+
+
+def test_ranks_that_watch_do_not_ask_for_all_rows() -> None:
+    """There are as many rows as ranks: if each asked for each, a large job would be at nothing else."""
+    assert run_ranks(reads, 3) == [({0, 1, 2}, True), (set(), True), (set(), True)]
+
+
 def test_the_page_lists_every_key_as_it_is() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs/telemetry.md").read_text()
     told = [

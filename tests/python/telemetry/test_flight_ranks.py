@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ def first_screen(folder: Path) -> list[str]:
 def resident_of(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return 1024 * int(status.split("VmRSS:")[1].split()[0])
+
+
+def is_of_signal(found: dict[str, Any]) -> bool:
+    return bool(found["headline"]["reason"] == "signal")
 
 
 def is_told(found: dict[str, Any]) -> bool:
@@ -132,11 +137,10 @@ def test_sigterm_inside_a_collective_writes_and_then_ends_the_rank(tmp_path: Pat
     with Job(tmp_path, "wait", 2) as job:
         job.wait_for_key("ready 0", "ready 1")
         job.ranks[0].send_signal(signal.SIGTERM)
-        ended = job.snapshot(0, lambda found: found["headline"]["reason"] == "signal")
+        ended = job.snapshot(0, lambda found: is_of_signal(found) and found["whole"])
         job.snapshot(1, is_told)
         assert job.wait(0) == [-15]
         screen = first_screen(job.folder)
-    assert ended["whole"]
     assert any("all_reduce" in frame for frame in ended["stacks"][0]["frames"])
     assert screen[0] == "rank 0 was ended by SIGTERM at step 41"
 
@@ -147,8 +151,43 @@ def test_sigterm_reaches_the_handler_that_was_there_when_the_collective_ends(
     with Job(tmp_path, "handler", 2) as job:
         job.wait_for_key("ready 0", "ready 1")
         job.ranks[0].send_signal(signal.SIGTERM)
-        job.snapshot(0, lambda found: found["headline"]["reason"] == "signal")
+        job.snapshot(0, is_of_signal)
         assert job.ranks[0].poll() is None
         job.store.set("go", "")
         assert job.wait(0) == [7]
         assert "the program's own handler ran" in job.log(0)
+
+
+def test_a_rank_whose_gil_is_kept_leaves_what_is_known_without_it(tmp_path: Path) -> None:
+    with Job(tmp_path, "gil", 2) as job:
+        job.wait_for_key("ready 0", "ready 1")
+        job.ranks[1].send_signal(signal.SIGTERM)
+        told = job.snapshot(0, lambda found: found["headline"]["reason"] == "told")
+        assert job.wait(1) == [-15]
+        assert job.ranks[0].poll() is None, "it is at its call yet"
+        rss = resident_of(job.ranks[0].pid)
+        began = time.monotonic()
+        job.ranks[0].send_signal(signal.SIGTERM)
+        assert job.wait(0) == [-15]
+        took = time.monotonic() - began
+        screen = first_screen(job.folder)
+    assert told["step"] == 41
+    assert told["host_memory"]["rss_bytes"] == pytest.approx(rss, rel=0.05)
+    assert not {"holders", "stacks", "samples"} & told.keys(), "what needs the GIL"
+    assert 2 < took < 30, "three seconds were given to a fuller snapshot"
+    assert screen[0] == "rank 1 was ended by SIGTERM at step 41"
+
+
+def test_ranks_hear_of_each_other_when_the_stores_host_is_gone(tmp_path: Path) -> None:
+    with Job(tmp_path, "orphaned", 4) as job:
+        job.wait_for_key(*(f"ready {rank}" for rank in range(4)))
+        job.host.kill()
+        job.host.wait()
+        (job.folder / "go").touch()
+        failed = job.snapshot(VICTIM, lambda found: found["headline"]["reason"] == "exception")
+        others = [job.snapshot(rank, is_told) for rank in (0, 1, 3)]
+        job.wait()
+        screen = first_screen(job.folder)
+    assert failed["headline"]["text"] == "ValueError: this rank has had enough"
+    assert all(other["after"]["rank"] == VICTIM for other in others)
+    assert screen[0] == "rank 2 failed at step 41: ValueError: this rank has had enough"

@@ -19,6 +19,8 @@ import tenure
 from ranks import run_ranks
 from scratch import scratch_monitor
 from tenure import _C
+from tenure.telemetry import meeting as meeting_module
+from tenure.telemetry import monitor as monitor_module
 from tenure.telemetry.figures import Figures
 from tenure.telemetry.meeting import levels_of
 
@@ -26,11 +28,15 @@ MIB = 1 << 20
 PAGE = mmap.PAGESIZE
 
 
+def rollup() -> dict[str, int]:
+    """What the kernel says of this process's mappings together, in bytes."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line[-2:] == "kB"}
+
+
 def resident() -> tuple[int, int]:
     """What the OS says: resident bytes, exactly, and the number of mappings."""
-    rollup = Path("/proc/self/smaps_rollup").read_text()
-    rss = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Rss:"))
-    return rss * 1024, len(Path("/proc/self/maps").read_text().splitlines())
+    return rollup()["Rss"], len(Path("/proc/self/maps").read_text().splitlines())
 
 
 def held(mib: int) -> torch.Tensor:
@@ -100,9 +106,23 @@ def test_which_rank_writes_makes_no_difference(by_writer: dict[int, Any]) -> Non
 # --- one collective an interval --------------------------------------------------------------
 
 
+def kept_groups() -> list[Any]:
+    """The groups of the monitors that are made from now on in this process, to be asked."""
+    groups: list[Any] = []
+
+    def meet(*args: Any, **kwargs: Any) -> Any:
+        meeting = meeting_module.meet(*args, **kwargs)
+        groups.extend(meeting.groups)
+        return meeting
+
+    monitor_module.meet = meet
+    return groups
+
+
 def counted(_rank: int, _world_size: int, steps: int, every: int) -> Any:
     before = dist.group.WORLD._get_sequence_number_for_group()  # type: ignore[union-attr]
     seen: list[Figures] = []
+    groups = kept_groups()
     monitor = scratch_monitor(sinks=[seen.append], every=every)
     for _ in range(steps):
         monitor.step()
@@ -110,16 +130,17 @@ def counted(_rank: int, _world_size: int, steps: int, every: int) -> Any:
     monitor.close(30)
     after = dist.group.WORLD._get_sequence_number_for_group()  # type: ignore[union-attr]
     told_steps = [figures.step for figures in seen]
-    return monitor.collectives, after - before - steps, told_steps, monitor.dropped
+    (own,) = (group._get_sequence_number_for_group() for group in groups)
+    return own, monitor.collectives, after - before - steps, told_steps, monitor.dropped
 
 
 def test_a_thousand_intervals_are_a_thousand_collectives_and_none_is_the_jobs() -> None:
     results = run_ranks(counted, 4, 1000, 1)
-    assert [result[:2] for result in results] == [(1000, 0)] * 4
-    _, _, told_steps, dropped = results[0]
+    assert [result[:3] for result in results] == [(1000, 1000, 0)] * 4
+    *_, told_steps, dropped = results[0]
     assert set(told_steps) <= set(range(1, 1001))
     assert len(told_steps) + dropped == 1000  # without a pause a sink may be too slow for some
-    assert [result[2] for result in results[1:]] == [[]] * 3
+    assert [result[3] for result in results[1:]] == [[]] * 3
 
 
 def drift(_rank: int, _world_size: int) -> Any:
@@ -141,7 +162,7 @@ def test_a_thousand_intervals_leave_nothing_behind() -> None:
 
 def test_intervals_are_every_so_many_steps() -> None:
     results = run_ranks(counted, 2, 25, 10)
-    assert results[0] == (2, 0, [10, 20], 0)
+    assert results[0] == (2, 2, 0, [10, 20], 0)
 
 
 # --- ranks that differ, leave, or are late ----------------------------------------------------
@@ -383,6 +404,58 @@ def test_without_a_group_it_tells_of_this_process(tmp_path: Path) -> None:
     assert all(type(one.value) is int for one in seen[-1].world.values())
     assert seen[-1].peak_row == seen[-1].rows[0]
     assert monitor.collectives == 0
+
+
+def alone_in_a_group(_rank: int, _world_size: int) -> Any:
+    before = dist.group.WORLD._get_sequence_number_for_group()  # type: ignore[union-attr]
+    seen: list[Figures] = []
+    with scratch_monitor(sinks=[seen.append], every=1) as monitor:
+        for _ in range(3):
+            monitor.step()
+    after = dist.group.WORLD._get_sequence_number_for_group()  # type: ignore[union-attr]
+    return monitor.collectives, after - before, seen
+
+
+def test_a_world_of_one_tells_the_same_without_a_collective() -> None:
+    ((collectives, of_the_job, seen),) = run_ranks(alone_in_a_group, 1)
+    assert (collectives, of_the_job, len(seen)) == (0, 0, 3)
+    assert (seen[-1].rank, seen[-1].ranks, seen[-1].peak_rank) == (0, 1, 0)
+    assert seen[-1].peak_row == seen[-1].rows[0]
+
+
+def test_the_hosts_figures_are_the_kernels(tmp_path: Path) -> None:
+    seen: list[Figures] = []
+    with (
+        mmap.mmap(-1, 48 * MIB) as shared,  # shared with children, were there any
+        tenure.Monitor(sinks=[seen.append], every=1, folder=tmp_path) as monitor,
+    ):
+        shared.write(b"x" * len(shared))
+        kernel = rollup()
+        until = time.monotonic() + 60
+        for count in itertools.count(1):
+            monitor.step()
+            world = {name: one.value for name, one in told(seen, count)[-1].world.items()}
+            # A thread of its own looks, now and then.
+            if world.get("host_pss_bytes") == pytest.approx(kernel["Pss"], rel=0.05):
+                break
+            assert time.monotonic() < until, (world, kernel)
+            time.sleep(0.05)
+    assert world["host_shared_bytes"] >= 48 * MIB
+    assert world["host_shared_bytes"] == pytest.approx(kernel["Pss_Shmem"], rel=0.05)
+    assert world["host_headroom_bytes"] <= world["host_limit_bytes"]
+
+
+def test_what_an_offload_has_promised_is_the_bound(tmp_path: Path) -> None:
+    seen: list[Figures] = []
+    with tenure.Monitor(sinks=[seen.append], every=1, folder=tmp_path) as monitor:
+        session = tenure.Offload(target="copy", budget="3GiB")
+        monitor.step()
+        told(seen, 1)
+        del session
+        monitor.step()
+        told(seen, 2)
+    assert seen[0].world["bound_bytes"].value == 3 << 30
+    assert "bound_bytes" not in seen[1].world
 
 
 def test_sinks_that_hang_or_fail_hold_up_neither_steps_nor_other_sinks(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ TENURE = str(Path(sys.executable).with_name("tenure"))
 def ring(rank: int, ranks: int = 4, state: str = "running", **figures: int) -> Ring:
     who = Identity("node7", rank, ranks, rank % 2, 2, "trainer", 0, 100 + rank, 1, "", "")
     row = {"step": 120, "when": 1, **figures}
-    closed = "ended" if state == "ended" else None
+    closed = {"ended": "ended", "failed": "failed: ValueError: no such layer"}.get(state)
     return Ring(Path(f"{rank}.ring"), who, {}, [row], 1, state, closed, 42.0)
 
 
@@ -68,6 +68,10 @@ def headroom(left: int, total: int = 80 * GIB) -> dict[str, int]:
                 "(2,100 to 3,400): memory 72.0 GiB, headroom 8.0 GiB (10.0 %), "
                 "growing 3.0 MiB a step"
             ),
+        ),
+        (
+            [ring(0, state="silent"), ring(1, state="failed"), ring(2, state="ended")],
+            "rank 1 (stage 1, node7) failed after step 120 (ValueError: no such layer)",
         ),
         (
             [ring(0, steps_left=1), ring(1, state="died", host_rss_bytes=GIB)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -159,21 +160,48 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(
     _, stderr = process.communicate(timeout=60)
     assert time.monotonic() - began < 20
     assert process.returncode == 1
-    assert stderr.count("\n") == 1, stderr
     newest = _C.train_newest_checkpoint(str(out / "checkpoints"))
     assert newest is not None
     step = int(newest[-6:])
     assert step >= 10
-    assert stderr == (
-        f"tenure: rank 1 (pid {victim}) was killed by signal 9 (SIGKILL); the same command with "
-        f"--resume goes on from step {step}\n"
-    )
+    assert re.fullmatch(
+        rf"tenure: rank 1 \(pid {victim}\) was killed by signal 9 \(SIGKILL\); the same command "
+        rf"with --resume goes on from step {step}\n"
+        r"tenure: rank 1 left no word: it was killed outright; its last sample \(step 1\d, .*\): "
+        r"\d+\.\d MB resident, .* left on the host\n"
+        r"tenure: see: tenure report \S*run\n",
+        stderr,
+    ), stderr
     assert not Path(f"/proc/{pid_of(out, 0)}").exists()
     shown = trained(out, *SPLIT, "--resume")
     assert f"from step {step} on" in shown
     assert losses(out) == losses(whole[0])
     evaluations = {step: one["loss"] for step, one in records(out, "evaluation").items()}
     assert evaluations == {s: one["loss"] for s, one in records(whole[0], "evaluation").items()}
+
+
+def test_a_rank_that_runs_out_of_memory_says_what_held_it(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(out, *SPLIT, "--no-observe", "--steps", "5000")
+    wait_for_step(out, 12, process)
+    victim = pid_of(out, 1)
+    used = re.search(r"VmData:\s+(\d+) kB", Path(f"/proc/{victim}/status").read_text())
+    assert used is not None
+    resource.prlimit(victim, resource.RLIMIT_DATA, ((int(used[1]) << 10) - (1 << 20),) * 2)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    first, ran_out, held, see = stderr.splitlines()
+    assert "can't allocate memory" in first
+    assert re.match(r"tenure: rank 1 ran out of memory at step \d+: it asked .*ulimit -d", ran_out)
+    assert re.match(r"tenure: \w+ '.*' held .* MB in \d+ leases?", held)
+    assert see == "tenure: see: tenure report run"
+    shown = CliRunner().invoke(app, ["report", str(out), "--out", str(tmp_path / "page.html")])
+    assert shown.exit_code == 0
+    assert shown.output.startswith(ran_out.removeprefix("tenure: "))
+    process = start(out, *SPLIT, *SHORT, "--resume", "--steps", "60")
+    assert process.wait(60) == 0
+    again = CliRunner().invoke(app, ["report", str(out), "--out", str(tmp_path / "page.html")])
+    assert again.exit_code == 2, "the run that went on has ended well"
 
 
 @pytest.mark.parametrize(
