@@ -86,11 +86,13 @@ std::function<void(const telemetry::Row&)> kept_in(telemetry::Ring* ring) {
   return [ring](const telemetry::Row& row) { ring->append(row); };
 }
 
-std::unique_ptr<telemetry::Monitor> make_monitor(
-    uint64_t every, uint64_t who, uint32_t rank, uint32_t ranks, uint32_t stage, uint32_t stages,
-    bool reads, uint64_t rows_every, bool reads_rows,
-    std::vector<telemetry::Reduction::Group> groups, size_t levels,
-    c10::intrusive_ptr<c10d::Store> store, telemetry::Ring* ring) {
+std::unique_ptr<telemetry::Monitor> make_monitor(uint64_t every, uint64_t who, uint32_t rank,
+                                                 uint32_t ranks, uint32_t stage, uint32_t stages,
+                                                 bool reads, uint64_t rows_every, bool reads_rows,
+                                                 std::vector<telemetry::Reduction::Group> groups,
+                                                 size_t levels,
+                                                 c10::intrusive_ptr<c10d::Store> store,
+                                                 telemetry::Ring* ring, size_t most_due) {
   std::unique_ptr<telemetry::Reduction> reduction;
   std::unique_ptr<telemetry::Board> board;
   if (!groups.empty()) {
@@ -108,6 +110,7 @@ std::unique_ptr<telemetry::Monitor> make_monitor(
                                                                         .reads = reads,
                                                                         .rows_every = rows_every,
                                                                         .reads_rows = reads_rows,
+                                                                        .most_due = most_due,
                                                                         .keep = kept_in(ring)},
                                               std::move(reduction), std::move(board));
 }
@@ -118,7 +121,9 @@ void bind_monitor(py::module_& m) {
       .def(py::init(&make_monitor), py::arg("every"), py::arg("who"), py::arg("rank"),
            py::arg("ranks"), py::arg("stage"), py::arg("stages"), py::arg("reads"),
            py::arg("rows_every"), py::arg("reads_rows"), py::arg("groups"), py::arg("levels"),
-           py::arg("store"), py::arg("ring"), py::keep_alive<1, 14>(), NoGil())
+           py::arg("store"), py::arg("ring"),
+           py::arg("most_due") = telemetry::MonitorOptions().most_due, py::keep_alive<1, 14>(),
+           NoGil())
       .def("step", &Monitor::step, NoGil(), "A step has ended; True: an interval has, too.")
       .def(
           "next", [](Monitor& self, double seconds) { return self.next(milliseconds(seconds)); },

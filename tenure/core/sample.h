@@ -43,8 +43,8 @@ struct ProcessSample {
   std::optional<int64_t> virtual_limit;  // ulimit -v
   std::optional<int64_t> data;           // private and writable, resident or not
   std::optional<int64_t> data_limit;     // ulimit -d
-  std::optional<int64_t> peak_rss;  // since exec
-  std::optional<int64_t> shared;    // resident pages of shared memory: memfd, /dev/shm, tmpfs
+  std::optional<int64_t> peak_rss;       // since exec
+  std::optional<int64_t> shared;         // resident pages of shared memory: memfd, /dev/shm, tmpfs
   std::optional<int64_t> files;  // resident pages of files, which the kernel may drop at any time
   std::optional<int64_t> swap;
   std::optional<int64_t> host_total;

@@ -25,7 +25,6 @@
 namespace tenure::telemetry {
 namespace {
 
-constexpr size_t kMostDue = 4096;    // rows that wait for a rank that is behind
 constexpr size_t kMostTold = 256;    // intervals that wait for a reader
 constexpr size_t kMostRecent = 128;  // rows that are remembered
 
@@ -90,7 +89,7 @@ struct Monitor::State {
     {
       const std::lock_guard lock(mutex);
       // Other ranks count on a collective for each interval, so what cannot be kept is counted.
-      if (skipped > 0 || due.size() >= kMostDue) {
+      if (skipped > 0 || due.size() >= options.most_due) {
         ++skipped;
       } else {
         due.push_back(row);

@@ -36,6 +36,7 @@ struct MonitorOptions {
   uint64_t rows_every = 10;  // intervals after which all ranks' rows are shown; 0: never
   // Whether next() has other ranks' rows, too: one rank's business, as each row is asked for.
   bool reads_rows = true;
+  size_t most_due = 4096;  // rows that are kept for a rank that is behind; more are counted
   std::chrono::milliseconds patience{5000};  // for a row that another rank shows
   // Called with each row of this rank on the monitor's thread. It must not throw.
   // NOLINTNEXTLINE(readability-redundant-member-init): so that it may be left out

@@ -147,7 +147,8 @@ void Sampling::finish(Row& row) {
   read_host(row);
   // What one promises of the whole device holds what another promises of its own share.
   row.set(K::bound, of_parts("bound_bytes", higher));
-  if (const auto stored = of_parts("stored_bytes", sum)) {  // beside what is leased: kept from others
+  if (const auto stored =
+          of_parts("stored_bytes", sum)) {  // beside what is leased: kept from others
     row.set(K::stored_objects, row.get(K::stored_objects).value_or(0) + *stored);
   }
   read_trends(row);

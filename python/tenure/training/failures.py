@@ -60,7 +60,6 @@ class Failure:
         trace = "".join(traceback.format_exception(error))
         return cls(sentence_of(error), kind, trace, time.time())
 
-
     @property
     def is_of_the_run(self) -> bool:
         """Whether the job could have gone well: what ranks hold is of interest."""

@@ -183,7 +183,7 @@ def reads(_rank: int, _world_size: int) -> Any:
 
 
 def test_ranks_that_watch_do_not_ask_for_all_rows() -> None:
-    """There are as many rows as ranks: if each asked for each, a large job would be at nothing else."""
+    """If each rank asked for each one's row, a large job would be at nothing else."""
     assert run_ranks(reads, 3) == [({0, 1, 2}, True), (set(), True), (set(), True)]
 
 
