@@ -16,22 +16,15 @@ if(NOT GTest_FOUND)
   message(STATUS "GoogleTest not found: no C++ tests")
   return()
 endif()
-include(GoogleTest)
 
-# With one thread torch gives the same bits each time. With more, the first products of a process or
-# of a thread may run on another number of them than the next, and MKL's AVX2 kernels then differ.
-set(TENURE_TEST_PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_NUM_THREADS=1)
-
-# tenure_register_tests(TARGET ARG...): every case of an executable as a test of ctest. They are
-# listed when ctest runs, not while building: a sanitized program may not start there.
-function(tenure_register_tests target)
-  gtest_discover_tests(${target} ${ARGN} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-                       PROPERTIES ${TENURE_TEST_PROPERTIES})
+# tenure_register_tests(NAME TARGET): an executable as a test of ctest, all its cases in one process:
+# starting one with torch takes longer than most of them do.
+function(tenure_register_tests name target)
+  add_test(NAME ${name} COMMAND ${target} --gtest_brief=1)
+  # With one thread torch gives the same bits each time. With more, the first products of a process
+  # or a thread may run on another number of them than the next, and MKL's AVX2 kernels then differ.
+  set_tests_properties(${name} PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_NUM_THREADS=1)
 endfunction()
-
-# Folders whose many small cases leave nothing behind, and run in one process: starting one takes
-# longer than they do.
-set(TENURE_TESTS_AT_ONCE pipeline store train)
 
 # Folders whose files each have helpers of the same names.
 set(TENURE_TESTS_APART core core_device fake_accelerator pipeline)
@@ -62,12 +55,7 @@ function(tenure_add_tests folder)
   if(NOT folder IN_LIST TENURE_TESTS_APART)
     tenure_unite(${target} 8)
   endif()
-  if(folder IN_LIST TENURE_TESTS_AT_ONCE)
-    add_test(NAME ${folder} COMMAND ${target})
-    set_tests_properties(${folder} PROPERTIES ${TENURE_TEST_PROPERTIES})
-  else()
-    tenure_register_tests(${target})
-  endif()
+  tenure_register_tests(${folder} ${target})
 endfunction()
 
 # tenure_add_torch_free_tests(TARGET OPTION...): tests/cpp/concurrency, compiled with these options.
@@ -87,7 +75,7 @@ foreach(folder IN LISTS folders)
   set(path ${PROJECT_SOURCE_DIR}/tests/cpp/${folder})
   if(folder STREQUAL "concurrency")
     tenure_add_torch_free_tests(tenure_concurrency_tests)
-    tenure_register_tests(tenure_concurrency_tests)
+    tenure_register_tests(concurrency tenure_concurrency_tests)
   elseif(IS_DIRECTORY ${path} AND NOT EXISTS ${path}/CMakeLists.txt)
     tenure_add_tests(${folder})
   endif()
@@ -99,5 +87,5 @@ if(TARGET tenure_store_tests)
 endif()
 if(NOT TENURE_SANITIZE)
   tenure_add_torch_free_tests(tenure_concurrency_tsan -fsanitize=thread)
-  tenure_register_tests(tenure_concurrency_tsan TEST_PREFIX tsan.)
+  tenure_register_tests(tsan.concurrency tenure_concurrency_tsan)
 endif()

@@ -25,6 +25,8 @@ def headline(document: Document) -> str:
         return f"{who} was ended by {text}{at}"
     if reason == "exception":
         return f"{who} failed{at}: {text}"
+    if reason == "told":
+        return f"{who} stopped{at} after {text or 'another rank'}"
     return f"{who} was asked for a snapshot{at}" + (f": {text}" if text else "")
 
 

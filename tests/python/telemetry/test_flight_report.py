@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tenure import _C
 from tenure.cli import app
 from tenure.telemetry.presence import Presence, this_process
 
@@ -95,6 +96,21 @@ def test_earlier_runs_in_the_folder_are_left_out(folder: Path) -> None:
     screen = report(folder)
     assert screen[0] == "rank 0 failed at step 41: ValueError: new"
     assert not any("memory on" in line for line in screen)
+
+
+def test_what_a_rank_left_that_went_on_since_is_past(folder: Path) -> None:
+    leave(folder, rank(0), MEMORY)
+    leave(folder, rank(1), {"reason": "told", "text": "rank 0: no room"})
+    _C.TelemetryRing(str(folder), host="node", rank=0, ranks=4).close()
+    assert report(folder)[0] == "rank 1 stopped at step 41 after rank 0: no room"
+    _C.TelemetryRing(str(folder), host="node", rank=1, ranks=4).close()
+    assert report(folder, code=2)[0].endswith("give a folder that `tenure run` made")
+
+
+def test_the_folder_of_tenure_train_is_one_too(folder: Path) -> None:
+    (folder / "memory").mkdir()
+    leave(folder / "memory", rank(2), MEMORY)
+    assert report(folder)[0].startswith("rank 2 ran out of memory at step 41")
 
 
 def test_damaged_files_do_not_hide_others(folder: Path) -> None:
