@@ -54,14 +54,20 @@ std::optional<Slope> Series::growth(double least) const {
   return all && newer && all->slowest > least && newer->slowest > least ? all : std::nullopt;
 }
 
-Forecast forecast(int64_t left, const Slope& growth) {
+double Series::span() const { return count_ == 0 ? 0 : points_[count_ - 1].step - points_[0].step; }
+
+std::optional<Forecast> forecast(int64_t left, const Slope& growth, double seen) {
+  constexpr double farthest = 1000;
+  if (static_cast<double>(left) > farthest * seen * growth.typical) {
+    return std::nullopt;
+  }
   const auto steps = [&](double per_step) {
     return static_cast<int64_t>(
         std::min(static_cast<double>(left) / per_step, static_cast<double>(kMostValue)));
   };
-  return {.steps = steps(growth.typical),
-          .earliest = steps(growth.fastest),
-          .latest = steps(growth.slowest)};
+  return Forecast{.steps = steps(growth.typical),
+                  .earliest = steps(growth.fastest),
+                  .latest = steps(growth.slowest)};
 }
 
 }  // namespace tenure::telemetry

@@ -40,6 +40,8 @@ class Series {
   std::optional<Slope> slope() const;
   // The same, if it grows for good by more than `least` a step.
   std::optional<Slope> growth(double least) const;
+  // Steps from the first point to the last.
+  double span() const;
 
  private:
   std::span<const Point> points() const { return {points_.data(), count_}; }
@@ -54,7 +56,8 @@ struct Forecast {
   int64_t latest = 0;
 };
 
-// When `left` bytes are gone at that growth. REQUIRES: growth.slowest > 0.
-Forecast forecast(int64_t left, const Slope& growth);
+// When `left` bytes are gone at a growth that was seen for so many steps. Nothing is said of a
+// future that is a thousand times as long as that. REQUIRES: growth.slowest > 0.
+std::optional<Forecast> forecast(int64_t left, const Slope& growth, double seen);
 
 }  // namespace tenure::telemetry

@@ -18,6 +18,7 @@
 #include <filesystem>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 namespace tenure::telemetry {
 namespace {
@@ -252,10 +253,19 @@ Ring::Ring(const std::string& folder, const RingIdentity& identity, size_t slots
 
 Ring::~Ring() { close("ended"); }
 
-bool Ring::is_open() const { return file_ != nullptr && process_ == fork_generation(); }
+bool Ring::is_ours() const { return process_ == fork_generation(); }
+
+uint64_t Ring::appended() const {
+  const std::lock_guard lock(mutex_);
+  return appended_;
+}
 
 void Ring::append(const Row& row) noexcept {
-  if (!is_open()) {
+  if (!is_ours()) {
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  if (file_ == nullptr) {
     return;
   }
   uint64_t* slot = rows_ + (appended_ % slots_) * kWords;
@@ -270,22 +280,32 @@ void Ring::append(const Row& row) noexcept {
 }
 
 void Ring::flush() noexcept {
-  if (is_open()) {
+  if (!is_ours()) {
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  if (file_ != nullptr) {
     ::msync(file_, size_, MS_SYNC);
   }
 }
 
 void Ring::close(std::string_view reason) noexcept {
-  if (is_open()) {
-    auto& head = *reinterpret_cast<Head*>(file_);
-    reason = front_of(reason, head.reason.size());
-    std::ranges::copy(reason, head.reason.begin());
-    std::atomic_ref(head.closed).store(1, std::memory_order_release);
+  if (!is_ours()) {
+    // The parent's thread may have held the lock when it forked; here nobody else has this.
+    if (file_ != nullptr) {
+      ::munmap(std::exchange(file_, nullptr), size_);
+    }
+    return;
   }
-  if (file_ != nullptr) {
-    ::munmap(file_, size_);
-    file_ = nullptr;
+  const std::lock_guard lock(mutex_);
+  if (file_ == nullptr) {
+    return;
   }
+  auto& head = *reinterpret_cast<Head*>(file_);
+  reason = front_of(reason, head.reason.size());
+  std::ranges::copy(reason, head.reason.begin());
+  std::atomic_ref(head.closed).store(1, std::memory_order_release);
+  ::munmap(std::exchange(file_, nullptr), size_);
 }
 
 }  // namespace tenure::telemetry

@@ -5,8 +5,7 @@
 // figure is, then slots of one row each, used in turn (ring.cpp has the layout). The disk's room is
 // taken when the ring is made, so a full disk is an error then and not a signal later.
 //
-// Threading: append(), flush() and close() from one thread at a time. Readers are other processes;
-// nobody waits for anybody.
+// Threading: any method from any thread. Readers are other processes, for which nobody waits.
 // Fork: a ring is its maker's. What a child calls on one that it inherited does nothing.
 #pragma once
 
@@ -14,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -40,7 +40,7 @@ class Ring {
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
 
-  // A fraction of a microsecond: no system call, no lock. After close() it does nothing.
+  // A fraction of a microsecond: no system call. After close() it does nothing.
   void append(const Row& row) noexcept;
 
   // Waits until the disk has all of it. Readers on this host need no flush; on a network file
@@ -51,10 +51,10 @@ class Ring {
   void close(std::string_view reason) noexcept;
 
   const std::string& path() const { return path_; }
-  uint64_t appended() const { return appended_; }
+  uint64_t appended() const;
 
  private:
-  bool is_open() const;
+  bool is_ours() const;  // and not inherited from the process that forked
 
   std::string path_;
   size_t slots_;
@@ -63,6 +63,7 @@ class Ring {
   uint64_t* rows_ = nullptr;   // in it
   uint64_t appended_ = 0;
   uint32_t process_;
+  mutable std::mutex mutex_;
 };
 
 }  // namespace tenure::telemetry

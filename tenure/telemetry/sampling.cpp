@@ -243,8 +243,8 @@ void Sampling::read_trends(Row& row) {
       return;  // others' growth alone is not this run's end
     }
     const auto all = taken.growth(kLeastGrowth).value_or(*own);
-    const auto end = forecast(*left, all.typical > own->typical ? all : *own);
-    if (!nearest || end.steps < nearest->steps) {
+    const auto end = forecast(*left, all.typical > own->typical ? all : *own, series.span());
+    if (end && (!nearest || end->steps < nearest->steps)) {
       nearest = end;
     }
   };

@@ -128,7 +128,7 @@ class Monitor:
         self._stops = any(rule.action == "stop" for rule in rules)
         self._intervals = 0
         reads = writes or any(rule.action != "log" for rule in rules)
-        ring = _ring(folder, meeting, stage)
+        ring = self._ring = _ring(folder, meeting, stage)
         self._monitor = _monitor(meeting, every, stage, reads, writes, ring)
         meeting.groups.clear()  # they end with the monitor, and others see that they do
         self._telling = _Telling(self._monitor, meeting, made, rules, writes)
@@ -196,7 +196,8 @@ class Monitor:
 
         An error that nothing catches is seen without this, and one that leaves a ``with`` block.
         """
-        self._telling.failure = sentence(error)
+        # The process may not live to close it.
+        self._ring.close(f"{FAILED}{sentence(error)}")
         if self._recorder is not None:
             self._recorder.failed(error)
 
@@ -288,7 +289,7 @@ def _end(
 ) -> None:
     monitor.close(_OTHERS if timeout is None else timeout)
     telling.end(_SINKS if timeout is None else timeout)
-    failure = telling.failure or (_uncaught() if at_exit else "")
+    failure = _uncaught() if at_exit else ""
     ring.close(f"{FAILED}{failure}" if failure else "ended")
     if recorder is not None:
         recorder.close()
@@ -313,7 +314,6 @@ class _Telling:
     ) -> None:
         self.feeder = Feeder(sinks)
         self.latest: Figures | None = None
-        self.failure = ""  # of which training ended
         self._monitor = monitor
         self._meeting = meeting
         self._watch = Watch(alerts)

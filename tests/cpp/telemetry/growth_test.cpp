@@ -28,10 +28,12 @@ TEST(Growth, AStraightLineHasItsSlopeAndNoDoubt) {
   EXPECT_DOUBLE_EQ(slope->typical, 3000);
   EXPECT_DOUBLE_EQ(slope->slowest, 3000);
   EXPECT_DOUBLE_EQ(slope->fastest, 3000);
-  const auto end = forecast(3'000'000, *slope);
-  EXPECT_EQ(end.steps, 1000);
-  EXPECT_EQ(end.earliest, 1000);
-  EXPECT_EQ(end.latest, 1000);
+  EXPECT_EQ(line.span(), 390);
+  const auto end = forecast(3'000'000, *slope, line.span());
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->steps, 1000);
+  EXPECT_EQ(end->earliest, 1000);
+  EXPECT_EQ(end->latest, 1000);
 }
 
 TEST(Growth, NoiseWidensTheLimitsAroundTheTruth) {
@@ -41,9 +43,16 @@ TEST(Growth, NoiseWidensTheLimitsAroundTheTruth) {
   EXPECT_LT(slope->slowest, 9000);
   EXPECT_GT(slope->fastest, 9000);
   EXPECT_NEAR(slope->typical, 9000, 2000);
-  const auto end = forecast(90'000'000, *slope);
-  EXPECT_LT(end.earliest, 10'000);
-  EXPECT_GT(end.latest, 10'000);
+  const auto end = forecast(90'000'000, *slope, noisy.span());
+  ASSERT_TRUE(end);
+  EXPECT_LT(end->earliest, 10'000);
+  EXPECT_GT(end->latest, 10'000);
+}
+
+TEST(Growth, OfAFarFutureNothingIsSaid) {
+  const Slope slope{.typical = 3000, .slowest = 3000, .fastest = 3000};
+  EXPECT_TRUE(forecast(3000 * 64'000LL, slope, 64));
+  EXPECT_FALSE(forecast(3000 * 64'001LL, slope, 64));
 }
 
 TEST(Growth, WhatDoesNotGrowForGoodIsSilent) {
