@@ -176,7 +176,9 @@ def _main(case: str, folder: str, port: int, rank: int, ranks: int) -> None:
         store.wait([f"ready {other}" for other in range(ranks)])
         if case == "orphaned":
             _wait_for_file(Path(folder, "go"))
-            raise ValueError("this rank has had enough")
+            ends.failed(ValueError("this rank has had enough"))
+            _wait_for_file(Path(folder, "end"))  # others would fail of its end
+            sys.exit(1)
         if case.endswith("short"):
             _run_short()
         store.wait(["go"])

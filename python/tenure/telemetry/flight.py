@@ -90,6 +90,7 @@ class FlightRecorder:
         set_bytes: int | str = "256MiB",
         termination_log: str | os.PathLike[str] | None = None,
         quiet: bool = False,
+        ending: Callable[[str], None] | None = None,
     ) -> None:
         """Nothing happens until :meth:`start`, or a ``with`` block.
 
@@ -112,6 +113,7 @@ class FlightRecorder:
             termination_log: Where the container's last words go; default: the file that
                 Kubernetes gives, if there is one.
             quiet: Whether nothing is said on stderr of what this rank has written.
+            ending: Called first with what this rank ends of, in a line. Must not raise.
 
         Raises:
             InputError: What was given cannot mean anything.
@@ -140,6 +142,7 @@ class FlightRecorder:
             termination_log or os.environ.get("TENURE_TERMINATION_LOG") or _TERMINATION_LOG
         )
         self._quiet = quiet
+        self._ending = ending
         self._me = this_process(rank, ranks, stage, stages)
         self._flight: _C.Flight | None = None
         self._hooks: Hooks | None = None
@@ -313,6 +316,8 @@ class FlightRecorder:
     # What happens here.
 
     def _fail(self, kind: str, told: Document, error: BaseException | None = None) -> None:
+        if self._ending is not None:
+            self._ending(told["text"])
         if self._is_explained(kind):
             self._wait_for_turn()
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -156,6 +157,7 @@ class Monitor:
             extremes=monitor.extremes,
             leads=meeting.leads,
             quiet=quiet,
+            ending=functools.partial(_failed_of, self._ring),
         ).start()
 
     def step(self) -> None:
@@ -196,8 +198,7 @@ class Monitor:
 
         An error that nothing catches is seen without this, and one that leaves a ``with`` block.
         """
-        # The process may not live to close it.
-        self._ring.close(f"{FAILED}{sentence(error)}")
+        _failed_of(self._ring, sentence(error))
         if self._recorder is not None:
             self._recorder.failed(error)
 
@@ -251,6 +252,10 @@ def _ring(folder: str | Path, meeting: Meeting, stage: int) -> _C.TelemetryRing:
         role=os.environ.get("ROLE_NAME", ""),
         attempt=me.attempt,
     )
+
+
+def _failed_of(ring: _C.TelemetryRing, why: str) -> None:
+    ring.close(f"{FAILED}{why}")  # the process may not live to close it at its end
 
 
 def _monitor(

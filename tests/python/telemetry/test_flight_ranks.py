@@ -186,6 +186,7 @@ def test_ranks_hear_of_each_other_when_the_stores_host_is_gone(tmp_path: Path) -
         (job.folder / "go").touch()
         failed = job.snapshot(VICTIM, lambda found: found["headline"]["reason"] == "exception")
         others = [job.snapshot(rank, is_told) for rank in (0, 1, 3)]
+        (job.folder / "end").touch()
         job.wait()
         screen = first_screen(job.folder)
     assert failed["headline"]["text"] == "ValueError: this rank has had enough"

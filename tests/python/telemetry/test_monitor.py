@@ -295,7 +295,7 @@ def test_a_rank_with_most_writes_all_it_knows_whoever_writes_the_log(tmp_path: P
 
 
 def late(rank: int, _world_size: int) -> Any:
-    _C.TelemetryMonitor = functools.partial(_C.TelemetryMonitor, most_due=100)  # type: ignore
+    _C.TelemetryMonitor = functools.partial(_C.TelemetryMonitor, most_due=100)  # type: ignore[misc,assignment]
     monitor = scratch_monitor(sinks=[], every=1)
     begin = time.monotonic()
     if rank == 0:
