@@ -52,6 +52,8 @@ void bind_ring(py::module_& m) {
       .def("append", &append, py::arg("step"), py::arg("figures"), py::arg("when") = py::none(),
            "Figures by their keys' names; `when` in nanoseconds since 1970, by default now.")
       .def("flush", &Ring::flush, NoGil(), "Waits until the disk has all of it.")
+      .def("note", &Ring::note, NoGil(), py::arg("reason"),
+           "Tells readers why the process ends, should it be gone without close().")
       .def("close", &Ring::close, NoGil(), py::arg("reason") = "ended",
            "Tells readers that no more will come, and why. The first call counts.")
       .def("__enter__", [](Ring& self) -> Ring& { return self; })

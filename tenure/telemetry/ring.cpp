@@ -44,8 +44,13 @@ struct Head {
   uint32_t slots = 0;
   uint32_t figures = kKeys;
   uint64_t appended = 0;  // rows so far: where the last one lies
-  uint64_t closed = 0;    // 1: reason says why
+  uint64_t closed = 0;    // 1: reason says why; else it does if the process is gone
   std::array<char, 80> reason{};
+
+  void say(std::string_view text) {
+    const auto rest = std::ranges::copy(front_of(text, reason.size()), reason.begin()).out;
+    std::fill(rest, reason.end(), '\0');
+  }
 };
 static_assert(sizeof(Head) == 128);
 
@@ -289,6 +294,16 @@ void Ring::flush() noexcept {
   }
 }
 
+void Ring::note(std::string_view reason) noexcept {
+  if (!is_ours()) {
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  if (file_ != nullptr) {
+    reinterpret_cast<Head*>(file_)->say(reason);
+  }
+}
+
 void Ring::close(std::string_view reason) noexcept {
   if (!is_ours()) {
     // The parent's thread may have held the lock when it forked; here nobody else has this.
@@ -302,8 +317,7 @@ void Ring::close(std::string_view reason) noexcept {
     return;
   }
   auto& head = *reinterpret_cast<Head*>(file_);
-  reason = front_of(reason, head.reason.size());
-  std::ranges::copy(reason, head.reason.begin());
+  head.say(reason);
   std::atomic_ref(head.closed).store(1, std::memory_order_release);
   ::munmap(std::exchange(file_, nullptr), size_);
 }

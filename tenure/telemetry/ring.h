@@ -47,6 +47,9 @@ class Ring {
   // system those on other hosts do. Not for the training thread: takes as long as the disk does.
   void flush() noexcept;
 
+  // Tells readers why the process ends, should it be gone without a close().
+  void note(std::string_view reason) noexcept;
+
   // Tells readers that no more will come, and why. The first call counts.
   void close(std::string_view reason) noexcept;
 

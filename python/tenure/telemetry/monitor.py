@@ -198,7 +198,8 @@ class Monitor:
 
         An error that nothing catches is seen without this, and one that leaves a ``with`` block.
         """
-        _failed_of(self._ring, sentence(error))
+        self._telling.failure = sentence(error)
+        _failed_of(self._ring, self._telling.failure)
         if self._recorder is not None:
             self._recorder.failed(error)
 
@@ -255,7 +256,7 @@ def _ring(folder: str | Path, meeting: Meeting, stage: int) -> _C.TelemetryRing:
 
 
 def _failed_of(ring: _C.TelemetryRing, why: str) -> None:
-    ring.close(f"{FAILED}{why}")  # the process may not live to close it at its end
+    ring.note(f"{FAILED}{why}")  # the process may not live to close it, or may yet go on
 
 
 def _monitor(
@@ -294,7 +295,7 @@ def _end(
 ) -> None:
     monitor.close(_OTHERS if timeout is None else timeout)
     telling.end(_SINKS if timeout is None else timeout)
-    failure = _uncaught() if at_exit else ""
+    failure = telling.failure or (_uncaught() if at_exit else "")
     ring.close(f"{FAILED}{failure}" if failure else "ended")
     if recorder is not None:
         recorder.close()
@@ -319,6 +320,7 @@ class _Telling:
     ) -> None:
         self.feeder = Feeder(sinks)
         self.latest: Figures | None = None
+        self.failure = ""  # of which training ended
         self._monitor = monitor
         self._meeting = meeting
         self._watch = Watch(alerts)

@@ -261,9 +261,11 @@ class _Reader:
         latest = rows[-1]["when"] if rows else self._identity.started
         age = max(0.0, now - latest / 1e9)
         interval = (latest - rows[-2]["when"]) / 1e9 if len(rows) > 1 else 0.0
-        why = reason.rstrip(b"\0").decode(errors="replace") if closed else None
-        state = _state(self._identity, why, late=age > _patience(interval))
-        return Ring(self._path, self._identity, self._units, rows, appended, state, why, age)
+        why = reason.rstrip(b"\0").decode(errors="replace")
+        late = age > _patience(interval)
+        state = _state(self._identity, why, closed=bool(closed), late=late)
+        told = why if state in {"failed", "ended"} else None
+        return Ring(self._path, self._identity, self._units, rows, appended, state, told, age)
 
     def _read_rows(self, file: int, appended: int, last: int | None) -> list[dict[str, int]]:
         count = min(self._slots, appended, self._slots if last is None else last + 1)
@@ -296,11 +298,12 @@ def _patience(interval: float) -> float:
     return max(PATIENCE, LATE * interval)
 
 
-def _state(identity: Identity, closed: str | None, *, late: bool) -> str:
-    if closed is not None:
-        return "failed" if closed.startswith(FAILED) else "ended"
-    if _process_runs(identity) is False:
-        return "died"
+def _state(identity: Identity, why: str, *, closed: bool, late: bool) -> str:
+    is_gone = closed or _process_runs(identity) is False
+    if is_gone and why.startswith(FAILED):
+        return "failed"
+    if is_gone:
+        return "ended" if closed else "died"
     return "silent" if late else "running"
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from tenure import _C
 from tenure.errors import InputError
-from tenure.telemetry.rings import Rings, read, rings_of
+from tenure.telemetry.rings import Ring, Rings, read, rings_of
 
 HOST = socket.gethostname()
 
@@ -53,26 +54,54 @@ def test_nothing_written_yet(tmp_path: Path) -> None:
     assert seen.alive
 
 
-def test_a_killed_rank_has_died_and_its_last_rows_are_there(tmp_path: Path) -> None:
+def killed(folder: Path, live: Callable[[_C.TelemetryRing], None]) -> tuple[Ring, Ring]:
+    """A rank's ring while it runs and when it was killed."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        ring = make(tmp_path)
-        for step in range(20):
-            ring.append(step, {"host_rss_bytes": step})
+        ring = make(folder)
+        live(ring)
         os.write(writing, b"x")
         while True:
             signal.pause()
     os.read(reading, 1)
-    (path,) = tmp_path.iterdir()
-    assert read(path).state == "running"
+    (path,) = folder.iterdir()
+    running = read(path)
     os.kill(child, signal.SIGKILL)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert read(path).state == "died"  # not reaped yet: a zombie runs no more
+    zombie = read(path)
     os.waitpid(child, 0)
-    seen = read(path)
-    assert (seen.state, seen.alive, seen.closed) == ("died", False, None)
-    assert [row["step"] for row in seen.rows] == list(range(12, 20))
+    gone = read(path)
+    assert zombie.state == gone.state, "a process that is not reaped yet runs no more"
+    return running, gone
+
+
+def test_a_killed_rank_has_died_and_its_last_rows_are_there(tmp_path: Path) -> None:
+    def live(ring: _C.TelemetryRing) -> None:
+        for step in range(20):
+            ring.append(step, {"host_rss_bytes": step})
+
+    running, gone = killed(tmp_path, live)
+    assert (running.state, running.alive) == ("running", True)
+    assert (gone.state, gone.alive, gone.closed) == ("died", False, None)
+    assert [row["step"] for row in gone.rows] == list(range(12, 20))
+
+
+def test_what_was_noted_counts_if_the_rank_is_gone(tmp_path: Path) -> None:
+    running, gone = killed(tmp_path, lambda ring: ring.note("failed: ValueError: no layer"))
+    assert (running.state, running.closed) == ("running", None)
+    assert (gone.state, gone.alive) == ("failed", False)
+    assert gone.closed == "failed: ValueError: no layer"
+
+
+def test_what_was_noted_is_past_where_the_rank_went_on(tmp_path: Path) -> None:
+    ring = make(tmp_path)
+    ring.note("failed: ValueError: in a thread that nobody needs")
+    ring.append(1, {})
+    assert read(ring.path).state == "running"
+    ring.close()
+    ended = read(ring.path)
+    assert (ended.state, ended.closed, len(ended.rows)) == ("ended", "ended", 1)
 
 
 def edited(path: str, what: str, becomes: str) -> None:
