@@ -66,13 +66,13 @@ std::string task_file(unsigned long thread, const char* name) {
 }
 
 // Whether it waits where it can do no harm: for the GIL, or outside. Where the kernel does not
-// tell, all waiting is taken for that.
+// tell, it does not: it may be in the middle of an operator.
 bool waits_safely(unsigned long thread) {
   static const auto state = interpreter_state();
   const auto text = task_file(thread, "syscall");  // "98 0xffff8a2c 0x189 …", or "running"
   const auto call = leading_number(text);
-  if (!call || state.end == 0) {
-    return !text.starts_with("running");
+  if (!call) {
+    return false;
   }
   uintptr_t address = 0;
   if (const auto at = text.find(" 0x"); at != std::string::npos) {
@@ -114,10 +114,11 @@ Place place_of(PyThreadState* thread, const std::string& engine, const std::stri
   Place out;
   bool innermost = true;
   each_local(thread, [&](PyCodeObject* code, int instruction, PyObject**, int) {
-    if (std::exchange(innermost, false)) {
-      out.in_library = is_of_library(code, library);
-    }
     const int operation = operation_at(code, instruction);
+    if (std::exchange(innermost, false)) {
+      // f(*arguments) is how it calls what others gave it: an operator, for a pool of threads.
+      out.in_library = operation != CALL_FUNCTION_EX && is_of_library(code, library);
+    }
     out.sets_attribute = out.sets_attribute || operation == STORE_ATTR || operation == DELETE_ATTR;
     out.in_engine =
         out.in_engine || PyUnicode_CompareWithASCIIString(code->co_filename, engine.c_str()) == 0;

@@ -11,8 +11,8 @@ namespace tenure::python {
 // but in the middle of an operator (waiting for the threads that compute it, say) it goes on to
 // change the autograd graph. Which call it is cannot be seen. So a thread rests if it waits for the
 // GIL, if it waits in the kernel for something that operators do not wait for (time, a file, a
-// socket, a process), if the innermost function of Python's is one of Python's own library, or if
-// it has slept for seconds.
+// socket, a process), if the innermost function of Python's is one of Python's own library and is
+// not calling what somebody gave it, or if it has slept for seconds.
 //
 // None rests that sets an attribute: `p.grad = None` frees the gradient, for which torch gives up
 // the GIL, before the parameter forgets it, and a look would follow it to freed memory.

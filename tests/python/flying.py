@@ -175,6 +175,7 @@ def _main(case: str, folder: str, port: int, rank: int, ranks: int) -> None:
     if rank == min(VICTIM, ranks - 1):  # the others are, or soon will be, inside the collective
         store.wait([f"ready {other}" for other in range(ranks)])
         if case == "orphaned":
+            store.set("asks the store no more", "")
             _wait_for_file(Path(folder, "go"))
             ends.failed(ValueError("this rank has had enough"))
             _wait_for_file(Path(folder, "end"))  # others would fail of its end

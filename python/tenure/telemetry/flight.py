@@ -317,7 +317,8 @@ class FlightRecorder:
 
     def _fail(self, kind: str, told: Document, error: BaseException | None = None) -> None:
         if self._ending is not None:
-            self._ending(told["text"])
+            by = "ended by " if told["reason"] == "signal" else ""
+            self._ending(by + told["text"])
         if self._is_explained(kind):
             self._wait_for_turn()
             return

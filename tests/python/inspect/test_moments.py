@@ -70,6 +70,15 @@ def test_a_thread_that_sleeps_in_a_call_of_torch_is_not_unless_it_sleeps_long() 
         assert looks_within(10.0)
 
 
+def test_nor_is_one_that_pythons_library_has_called_it_for() -> None:
+    """As a pool of threads does with operators."""
+    lock = threading.Lock()
+    lock.acquire()  # stands for an operator: what it waits for cannot be seen
+    with busy_with(lock.acquire, lock.release):
+        assert not looks_within(0.5)
+        assert looks_within(10.0)
+
+
 @contextmanager
 def freeing_the_gradient_of(weight: torch.Tensor) -> Iterator[None]:
     """Another thread lets go of it: it is freed before its tensor forgets it."""
