@@ -7,14 +7,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenure.errors import InputError
 from tenure.inspect.files import whole
 from tenure.inspect.runs import Head, by_run
 from tenure.inspect.words import many, size
 from tenure.telemetry.headline import headline, top_holder
-from tenure.telemetry.presence import FLIGHT, LIVE, RING, Presence, folder_of, is_alive
+from tenure.telemetry.presence import FLIGHT, LIVE, Presence, folder_of, is_alive
+
+if TYPE_CHECKING:
+    from tenure.telemetry.rings import Ring
 
 __all__ = ["Left", "find", "page", "screen", "title"]
 
@@ -83,15 +86,19 @@ def find(paths: Iterable[str | Path]) -> list[Left]:
     for path in map(folder_of, paths):
         if not path.is_dir():
             continue
-        latest = _latest_starts(path)  # of processes with a monitor
-        for file in sorted([*path.glob(f"*{LIVE}"), *path.glob(f"*{FLIGHT}")]):
+        files = sorted([*path.glob(f"*{LIVE}"), *path.glob(f"*{FLIGHT}")])
+        rings = _rings(path) if files else {}
+        for file in files:
             told = _told(file)
             if told is None:
                 continue
             who, document = told
-            stem, began = latest.get(who.rank, (who.stem, 0.0))
-            if stem != who.stem and began > who.began:
-                continue  # it was started again since, and has nothing to say of that
+            ring = rings.get(who.rank)
+            if ring and ring.path.stem != who.stem:
+                if ring.identity.started / 1e9 > who.began:
+                    continue  # it was started again since, and has nothing to say of that
+                ring = None
+            sample = ring.rows[-1] if ring and ring.rows else {}
             key = path, who.stem
             before = left.get(key, Left(who, alive=is_alive(who)))
             is_live = file.name.endswith(LIVE)
@@ -100,7 +107,8 @@ def find(paths: Iterable[str | Path]) -> list[Left]:
                 before.document if is_live else document,
                 before.alive,
                 before.present or is_live,
-                *_sampled(who.file(path, RING)),
+                sample,
+                sample.get("when", 0) / 1e9,
             )
     run = _latest(left)
     # Of a rank on another host only what happened to others tells whether it still runs.
@@ -162,27 +170,11 @@ def _told(file: Path) -> tuple[Presence, dict[str, Any]] | None:
         return None
 
 
-def _sampled(ring: Path) -> tuple[Mapping[str, int], float]:
-    """The last sample of a ring, and when it was taken; none if there is no ring to read."""
-    if not ring.is_file():
-        return {}, 0.0
-    from tenure.telemetry import rings
+def _rings(folder: Path) -> dict[int, Ring]:
+    """By rank, the newest ring, with its last row."""
+    from tenure.telemetry.rings import rings_of
 
-    try:
-        rows = rings.read(ring, last=1).rows
-    except InputError:
-        return {}, 0.0
-    return (rows[-1], rows[-1]["when"] / 1e9) if rows else ({}, 0.0)
-
-
-def _latest_starts(folder: Path) -> dict[int, tuple[str, float]]:
-    """By rank, the last process that has a ring: its files' name, and when it began."""
-    from tenure.telemetry.rings import Rings
-
-    return {
-        ring.identity.rank: (ring.path.stem, ring.identity.started / 1e9)
-        for ring in Rings(folder).look(last=1)
-    }
+    return {ring.identity.rank: ring for ring in rings_of(folder, last=1)}
 
 
 def _latest(left: Mapping[tuple[Path, str], Left]) -> list[Left]:

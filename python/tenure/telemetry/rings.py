@@ -19,11 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tenure.errors import InputError
-from tenure.telemetry.presence import folder_of
+from tenure.telemetry.presence import RING, folder_of
 
 __all__ = ["FAILED", "Identity", "Ring", "Rings", "newest", "read", "rings_of"]
 
-SUFFIX = ".ring"
 FAILED = "failed: "  # begins why a rank has ended that did not end well
 PATIENCE = 30.0  # seconds without a row until a rank is called silent, at the least
 LATE = 5  # intervals without a row until then
@@ -145,7 +144,7 @@ class Rings:
     def _paths(self) -> list[Path]:
         try:
             with os.scandir(self.folder) as entries:
-                names = [e.name for e in entries if e.name.endswith(SUFFIX)]
+                names = [e.name for e in entries if e.name.endswith(RING)]
         except NotADirectoryError:
             raise InputError(f"{self.folder} is a file: give the folder of a run") from None
         except FileNotFoundError:

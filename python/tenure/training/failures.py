@@ -20,6 +20,7 @@ __all__ = [
     "Failure",
     "first_cause",
     "forget",
+    "is_of_the_run",
     "leave",
     "leave_remark",
     "read",
@@ -60,11 +61,6 @@ class Failure:
         trace = "".join(traceback.format_exception(error))
         return cls(sentence_of(error), kind, trace, time.time())
 
-    @property
-    def is_of_the_run(self) -> bool:
-        """Whether the job could have gone well: what ranks hold is of interest."""
-        return self.kind in ("own", "other")
-
 
 @dataclass(frozen=True)
 class Ended:
@@ -73,6 +69,11 @@ class Ended:
     pid: int
     code: int
     time: float
+
+
+def is_of_the_run(kind: str) -> bool:
+    """Whether the job could have gone well: what ranks hold is of interest."""
+    return kind in ("own", "other")
 
 
 def sentence_of(error: BaseException) -> str:

@@ -224,7 +224,7 @@ def _fail(
     monitor: Monitor, failed: Callable[[BaseException], None] | None, error: BaseException | None
 ) -> None:
     """What ends the run early is written down and told."""
-    if isinstance(error, Exception) and failures.Failure.of(error).is_of_the_run:
+    if isinstance(error, Exception) and failures.is_of_the_run(failures.Failure.of(error).kind):
         monitor.failed(error)
     if error is not None and failed is not None:
         failed(error)

@@ -11,6 +11,7 @@ from tenure.inspect.options import say
 from tenure.inspect.verdicts import shown_path
 from tenure.report import flights
 from tenure.telemetry.headline import top_holder
+from tenure.training.failures import is_of_the_run
 from tenure.training.folder import Folder
 from tenure.training.metrics import Log
 from tenure.training.plan import Plan
@@ -34,7 +35,7 @@ def tell_failure(plan: Plan, cause: str, kind: str, rank: int | None) -> int:
         told += f"; with --resume that goes on from step {step}" if step is not None else ""
     elif kind != "input":
         told += f"; {how_to_go_on(plan)}"
-    if rank is not None and kind in ("own", "other"):
+    if rank is not None and is_of_the_run(kind):
         told += _evidence(plan, rank)
     with suppress(OSError):  # the disk may be what failed
         Log(Folder(plan.out).log)(told)
