@@ -209,9 +209,9 @@ def _precedence(one: Left) -> tuple[int, float, int]:
 
 
 def _without_a_word(first: Left, left: list[Left]) -> str:
-    text = f"rank {first.who.rank} left no word: it was killed outright"
+    text = f"rank {first.who.rank} left no word: it was killed, or ended at once"
     if not first.sampled:
-        return f"{text}, as the kernel does when memory runs out"
+        return f"{text}, as by the kernel when memory runs out"
     stopped = max((one.time for one in left if one is not first and one.document), default=0.0)
     before = f", {stopped - first.sampled:.1f} s before the others stopped" if stopped else ""
     figures = [

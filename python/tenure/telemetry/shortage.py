@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tenure import _C
+from tenure.errors import CollectiveError
 
 __all__ = ["Shortage", "shortage_in", "shortage_of_device"]
 
@@ -77,6 +78,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _shortage(error: BaseException) -> Shortage | None:
+    if isinstance(error, CollectiveError):
+        return None  # it may say that another rank ran out
     text = str(error)
     asked = _size(_ASKED.search(text))
     if isinstance(error, torch.OutOfMemoryError):

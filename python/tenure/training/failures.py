@@ -128,7 +128,7 @@ def first_cause(
     """The rank that began it, and what happened to it, in one line.
 
     Ranks that wait for one that has died fail as well, and those that do not are ended by their
-    parent with SIGTERM: neither is a cause.
+    parent with SIGTERM: neither is a cause. One that was killed, or ended without a word, is.
 
     Args:
         ended: Ranks that have ended other than well.
@@ -139,10 +139,10 @@ def first_cause(
     # Those that stood still and were woken to be ended find the others gone.
     woken = {rank for rank, one in ended.items() if one.pid in stopped}
     said = {rank: failure for rank, failure in said.items() if rank not in woken}
-    for rank, one in sorted(ended.items()):
-        killed = one.code < 0 and -one.code != signal.SIGTERM
-        if killed and one.time <= first + _TOGETHER and rank not in said:
-            return rank, f"rank {rank} (pid {one.pid}) was killed by {_signal_text(-one.code)}"
+    for rank, one in sorted(ended.items(), key=lambda item: (item[1].code > 0, item[0])):
+        at_once = one.code != -signal.SIGTERM and one.time <= first + _TOGETHER
+        if at_once and rank not in said:
+            return rank, f"rank {rank} (pid {one.pid}) {_how_text(one.code)}"
     still = min(woken, default=None)
     for kind in ("input", "all", "own", "other"):
         if kind == "other" and still is not None:
@@ -154,13 +154,13 @@ def first_cause(
             text = mine[rank].text
             return rank, f"rank {rank} failed: {text}" if kind == "own" else text
     rank = min(ended, key=lambda one: ended[one].time)
-    one = ended[rank]
-    how = _signal_text(-one.code) if one.code < 0 else f"exit code {one.code}"
-    return rank, f"rank {rank} (pid {one.pid}) ended with {how} and said nothing"
+    return rank, f"rank {rank} (pid {ended[rank].pid}) {_how_text(ended[rank].code)}"
 
 
-def _signal_text(number: int) -> str:
+def _how_text(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code} and said nothing"
     try:
-        return f"signal {number} ({signal.Signals(number).name})"
+        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
     except ValueError:
-        return f"signal {number}"
+        return f"was killed by signal {-code}"

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import tenure
-from tenure.errors import InputError
+from tenure.errors import CollectiveError, InputError
 from tenure.telemetry.flight import FlightRecorder
 from tenure.telemetry.shortage import shortage_in
 
@@ -126,6 +126,12 @@ def test_the_cause_of_an_error_is_looked_at() -> None:
             raise ValueError("no batch") from error
     assert shortage_in(raised.value) is not None
     assert shortage_in(ValueError("no batch")) is None
+
+
+def test_what_another_rank_lacked_is_not_this_ones_shortage() -> None:
+    text = "can't allocate memory: you tried to allocate 4096 bytes"
+    assert shortage_in(RuntimeError(text)) is not None
+    assert shortage_in(CollectiveError(f"rank 1 failed in the backward of stage 1: {text}")) is None
 
 
 def test_there_is_one_recorder_a_process(tmp_path: Path) -> None:

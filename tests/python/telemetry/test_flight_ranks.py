@@ -96,7 +96,7 @@ def test_a_live_job_is_asked_and_then_a_rank_is_killed(tmp_path: Path) -> None:
 
     assert codes == [1, 1, -9, 1]
     assert screen[0].startswith(
-        "rank 2 left no word: it was killed outright; its last sample (step 41"
+        "rank 2 left no word: it was killed, or ended at once; its last sample (step 41"
     )
     assert "s before the others stopped): 123.0 MB resident, 1.0 MB left on the host" in screen[0]
     assert gone.exit_code == 2
@@ -125,7 +125,7 @@ def test_a_monitored_rank_is_killed(tmp_path: Path) -> None:
         assert job.wait() == [1, 1, -9, 1]
         screen = first_screen(job.folder)
     said = re.match(
-        r"rank 2 left no word: it was killed outright; its last sample \(step 41.*"
+        r"rank 2 left no word: it was killed, or ended at once; its last sample \(step 41.*"
         r": ([\d.]+) MB resident",
         screen[0],
     )

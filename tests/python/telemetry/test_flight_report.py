@@ -81,7 +81,7 @@ def test_the_first_of_several_failures_leads(folder: Path) -> None:
 def test_a_rank_on_another_host_left_no_word_if_others_failed(folder: Path) -> None:
     rank(3).write(folder)
     leave(folder, rank(0), {"reason": "exception", "text": "RuntimeError: closed", "fatal": True})
-    assert report(folder)[0].startswith("rank 3 left no word: it was killed outright")
+    assert report(folder)[0].startswith("rank 3 left no word: it was killed, or ended at once")
 
 
 def test_nothing_is_said_to_have_died_where_that_cannot_be_seen(folder: Path) -> None:

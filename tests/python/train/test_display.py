@@ -223,14 +223,16 @@ def test_the_first_of_several_that_failed_on_their_own() -> None:
     told = {0: said("rank 1 ended", "other", 1.0), 1: said("a bad flag", "input", 2.0)}
     assert first_cause(ended, told) == (1, "a bad flag")
     told = {0: said("rank 1 did not answer", "other")}
-    assert first_cause(ended, told) == (0, "rank 1 did not answer")
+    assert first_cause({0: Ended(10, 1, 5.0)}, told) == (0, "rank 1 did not answer")
 
 
 def test_a_rank_that_said_nothing() -> None:
-    assert first_cause({3: Ended(13, 7, 1.0)}, {}) == (
-        3,
-        "rank 3 (pid 13) ended with exit code 7 and said nothing",
-    )
+    found = (3, "rank 3 (pid 13) ended with exit code 7 and said nothing")
+    assert first_cause({3: Ended(13, 7, 1.0)}, {}) == found
+    told = {0: said("rank 3 did not answer", "other")}
+    assert first_cause({0: Ended(10, 1, 1.0), 3: Ended(13, 7, 1.1)}, told) == found
+    ended = {0: Ended(10, 7, 1.0), 1: Ended(11, -9, 1.1)}
+    assert first_cause(ended, {}) == (1, "rank 1 (pid 11) was killed by signal 9 (SIGKILL)")
 
 
 def test_what_ranks_leave_is_read_again(tmp_path: Path) -> None:
