@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import tenure
+from flying import VICTIM, Job
+from tenure.report import flights
 from tenure.telemetry.figures import Figures
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -118,3 +120,19 @@ def test_a_real_shortage_leaves_who_held_it(tmp_path: Path) -> None:
     assert "rank 0 ran out of memory" in first[0]
     assert "cuda:0" in first[0]
     assert any("hoard" in line and "train.py" in line for line in first[:4])
+
+
+def test_one_of_four_ranks_has_a_real_shortage(tmp_path: Path) -> None:
+    with Job(tmp_path, "monitored short on a device", 4) as job:
+        short = job.snapshot(VICTIM, lambda found: found["headline"]["reason"] == "memory")
+        assert job.wait() == [1, 1, 1, 1]
+        left = flights.find([job.folder])
+    assert short["headline"]["asked"] == 1 << 40
+    assert [one.who.rank for one in left] == [VICTIM, 0, 1, 3]
+    assert all(one.document["after"]["rank"] == VICTIM for one in left[1:])
+    screen = flights.screen(left).splitlines()
+    assert screen[0].startswith("rank 2 ran out of memory at step 41: it asked for 1,099,511.6 MB")
+    assert "more than the" in screen[0]
+    assert "cuda:0" in screen[0]
+    assert screen[1].strip().startswith("hoard")
+    assert "held 10,737.4 MB in 10 storages, kept at flying.py:" in screen[1]

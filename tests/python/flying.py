@@ -133,6 +133,15 @@ def _run_short() -> None:
     torch.ones(250_000_000)
 
 
+def _run_short_on_a_device() -> None:
+    """Fills a list, and asks for more than any device has."""
+    import torch
+
+    for _ in range(10):
+        hoard.append(torch.ones(1 << 28, device="cuda"))  # noqa: PERF401  as programs do
+    torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+
+
 def _handler(*_: object) -> None:
     print("the program's own handler ran", flush=True)
     sys.exit(7)
@@ -180,6 +189,8 @@ def _main(case: str, folder: str, port: int, rank: int, ranks: int) -> None:
             ends.failed(ValueError("this rank has had enough"))
             _wait_for_file(Path(folder, "end"))  # others would fail of its end
             sys.exit(1)
+        if case.endswith("short on a device"):
+            _run_short_on_a_device()
         if case.endswith("short"):
             _run_short()
         store.wait(["go"])
