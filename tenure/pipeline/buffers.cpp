@@ -63,15 +63,15 @@ int64_t Buffers::most_held() const {
   return pool_->most_held;
 }
 
-at::Tensor Buffers::make(const Spec& spec, c10::Device device) {
+at::Tensor Buffers::make(const Spec& spec, c10::Device device, size_t front) {
   if (spec.type == c10::ScalarType::Undefined) {
     return {};
   }
   const auto options = at::TensorOptions(spec.type).device(device);
-  const auto bytes = spec.bytes();
-  if (bytes == 0) {
+  if (spec.bytes() == 0) {
     return at::empty(spec.sizes, options);
   }
+  const auto bytes = spec.bytes() + front;
   const c10::DeviceGuard guard(device);
   auto* allocator = c10::GetAllocator(device.type());
   auto lent = std::make_unique<Lent>(Lent{.pool = pool_, .memory = {}, .bytes = bytes});
@@ -108,6 +108,7 @@ at::Tensor Buffers::make(const Spec& spec, c10::Device device) {
   auto out = at::empty({0}, options);
   auto* impl = out.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
+  impl->set_storage_offset(static_cast<int64_t>(front / c10::elementSize(spec.type)));
   impl->set_sizes_contiguous(spec.sizes);
   return out;
 }

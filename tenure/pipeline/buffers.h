@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -23,8 +24,9 @@ class Buffers {
   Buffers(const Buffers&) = delete;
   Buffers& operator=(const Buffers&) = delete;
 
-  // Undefined for a spec without a tensor.
-  at::Tensor make(const Spec& spec, c10::Device device);
+  // Undefined for a spec without a tensor. `front`: bytes that its storage has before it, a
+  // multiple of any element's size; none before an empty tensor.
+  at::Tensor make(const Spec& spec, c10::Device device, size_t front = 0);
 
   // Gives back what is free. What is in use goes by itself when it comes back, until the next make.
   void trim();

@@ -10,6 +10,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <utility>
 
 namespace tenure::pipeline {
@@ -22,13 +24,32 @@ at::Tensor over(Header::Words& words) {
   return at::from_blob(words.data(), {static_cast<int64_t>(words.size())}, at::kLong);
 }
 
-// Its bytes, for backends do not know every dtype. REQUIRES: contiguous.
-at::Tensor as_bytes(const at::Tensor& tensor) {
+// Its bytes, for backends do not know every dtype, and `front` bytes before them. REQUIRES:
+// contiguous.
+at::Tensor as_bytes(const at::Tensor& tensor, size_t front = 0) {
   auto out = at::empty({0}, at::TensorOptions(at::kByte).device(tensor.device()));
   auto* impl = out.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(tensor.storage());
-  impl->set_storage_offset(tensor.storage_offset() * static_cast<int64_t>(tensor.element_size()));
-  impl->set_sizes_contiguous({static_cast<int64_t>(tensor.nbytes())});
+  impl->set_storage_offset(tensor.storage_offset() * static_cast<int64_t>(tensor.element_size()) -
+                           static_cast<int64_t>(front));
+  impl->set_sizes_contiguous({static_cast<int64_t>(tensor.nbytes() + front)});
+  return out;
+}
+
+// See Note [A message]: beyond this a copy costs more than a message.
+constexpr uint64_t kSmall = 256 << 10;
+
+bool goes_as_one(const std::vector<Spec>& specs, c10::Device device) {
+  return device.is_cpu() && specs.size() == 1 && specs[0].bytes() > 0 && specs[0].bytes() <= kSmall;
+}
+
+// The front of the header and the tensor's bytes, in one piece.
+at::Tensor with_front(const Header::Words& words, const at::Tensor& tensor) {
+  const auto bytes = tensor.nbytes();
+  auto out = at::empty({static_cast<int64_t>(Header::kFront + bytes)}, at::kByte);
+  auto* to = static_cast<std::byte*>(out.data_ptr());
+  std::memcpy(to, words.data(), Header::kFront);
+  std::memcpy(to + Header::kFront, tensor.const_data_ptr(), bytes);
   return out;
 }
 
@@ -65,8 +86,9 @@ OwnerId owner_of_cargo(const Message& message) {
 
 struct Channel::Incoming {
   Message message;
+  bool as_one = false;
   Header::Words words{};
-  WorkPtr header;
+  WorkPtr header;  // none yet, if it comes as one
   std::vector<Spec> specs;
   std::vector<Alias> tensors;  // by spec
   std::vector<WorkPtr> works;
@@ -105,10 +127,11 @@ c10d::ProcessGroup& Channel::group_to(uint32_t from, uint32_t to) const {
   return from < to ? *groups_.up : *groups_.down;
 }
 
-void Channel::wait(c10d::Work& work, const Message& message, const char* doing) {
+template <class Transfer>
+auto Channel::with_peer(const Message& message, const char* doing, Transfer transfer) {
   const auto begin = Clock::now();
   try {
-    work.wait(timeout_);
+    return transfer();
   } catch (const std::exception& error) {
     const auto late = Clock::now() - begin >= timeout_;
     broken_ = text(
@@ -117,26 +140,47 @@ void Channel::wait(c10d::Work& work, const Message& message, const char* doing) 
     throw CollectiveError(text(broken_, ": rank ", rank_, " was ", doing, " ", words_of(message),
                                " (", front_of(error.what(), 200), ")"));
   }
+}
+
+void Channel::wait(c10d::Work& work, const Message& message, const char* doing) {
+  const auto begin = Clock::now();
+  with_peer(message, doing, [&] { return work.wait(timeout_); });
   stats_.waited += std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-void Channel::ask(Incoming& incoming, const std::vector<Spec>& specs) {
+WorkPtr Channel::receive_into(c10d::ProcessGroup& group, at::Tensor into, const Message& message) {
+  std::vector<at::Tensor> one = {std::move(into)};
+  return with_peer(message, "asking for", [&] {
+    return group.recv(one, static_cast<int>(message.peer), static_cast<int>(key(message)));
+  });
+}
+
+WorkPtr Channel::send_off(c10d::ProcessGroup& group, at::Tensor what, const Message& message) {
+  std::vector<at::Tensor> one = {std::move(what)};
+  return with_peer(message, "sending", [&] {
+    return group.send(one, static_cast<int>(message.peer), static_cast<int>(key(message)));
+  });
+}
+
+void Channel::ask_for_header(Incoming& incoming) {
+  incoming.header = receive_into(*groups_.side, over(incoming.words), incoming.message);
+}
+
+void Channel::ask(Incoming& incoming, const std::vector<Spec>& specs, size_t front) {
   const auto& message = incoming.message;
   incoming.specs = specs;
   incoming.tensors.clear();
   incoming.works.clear();
   for (const auto& spec : specs) {
-    const auto tensor = buffers_.make(spec, device_);
+    const auto tensor = buffers_.make(spec, device_, front);
     if (!tensor.defined()) {
       incoming.tensors.emplace_back();
       continue;
     }
     incoming.tensors.emplace_back(tensor, owner_of_buffer(message));
     if (spec.bytes() > 0) {
-      std::vector<at::Tensor> into = {as_bytes(tensor)};
       incoming.works.push_back(
-          group_to(message.peer, rank_)
-              .recv(into, static_cast<int>(message.peer), static_cast<int>(key(message))));
+          receive_into(group_to(message.peer, rank_), as_bytes(tensor, front), message));
     }
   }
 }
@@ -144,31 +188,46 @@ void Channel::ask(Incoming& incoming, const std::vector<Spec>& specs) {
 void Channel::post(const Message& message) {
   auto incoming = std::make_unique<Incoming>();
   incoming->message = message;
-  std::vector<at::Tensor> header = {over(incoming->words)};
-  incoming->header =
-      groups_.side->recv(header, static_cast<int>(message.peer), static_cast<int>(key(message)));
-  ask(*incoming, received_before_[key(message)]);
+  const auto& specs = received_before_[key(message)];
+  incoming->as_one = goes_as_one(specs, device_);
+  if (!incoming->as_one) {
+    ask_for_header(*incoming);
+  }
+  ask(*incoming, specs, incoming->as_one ? Header::kFront : 0);
   incoming_[key(message)] = std::move(incoming);
 }
 
 Header Channel::receive(Incoming& incoming) {
   const auto& message = incoming.message;
-  wait(*incoming.header, message, "waiting for");
-  Header header(incoming.words);
+  const auto all_there = [&](const char* doing) {
+    for (const auto& work : incoming.works) {
+      wait(*work, message, doing);
+    }
+    incoming.works.clear();
+  };
+  const auto whole = [&] {
+    wait(*incoming.header, message, "waiting for");
+    return Header(incoming.words);
+  };
+  const auto front = [&] {
+    all_there("waiting for");
+    const auto tensor = incoming.tensors.front().tensor();
+    return Header::of_front(static_cast<const std::byte*>(tensor.const_data_ptr()) -
+                            Header::kFront);
+  };
+  auto header = incoming.as_one ? front() : whole();
   if (header.step() != step_) {
     throw CollectiveError(text("rank ", message.peer, " is at step ", header.step(), " and rank ",
                                rank_, " at step ", step_, ": call step() equally often on all"));
   }
-  const auto all_there = [&] {
-    for (const auto& work : incoming.works) {
-      wait(*work, message, "receiving");
-    }
-    incoming.works.clear();
-  };
-  all_there();
+  all_there("receiving");
+  if (incoming.as_one && header.status() != Header::Status::as_before) {
+    ask_for_header(incoming);
+    header = whole();
+  }
   if (header.status() == Header::Status::changed) {
     ask(incoming, header.specs());
-    all_there();
+    all_there("receiving");
     received_before_[key(message)] = header.specs();
   }
   return header;
@@ -220,23 +279,27 @@ void Channel::make_room(const Message& message) {
 }
 
 void Channel::send_words(const Message& message, const Header::Words& words,
-                         const std::vector<at::Tensor>& tensors, ScopeId scope) {
+                         const std::vector<at::Tensor>& tensors, const std::vector<Spec>& before,
+                         ScopeId scope) {
   auto outgoing = std::make_unique<Outgoing>();
   outgoing->message = message;
   outgoing->words = words;
-  const auto tag = static_cast<int>(key(message));
-  std::vector<at::Tensor> header = {over(outgoing->words)};
-  outgoing->works.push_back(groups_.side->send(header, static_cast<int>(message.peer), tag));
-  for (const auto& tensor : tensors) {
+  const auto send_tensor = [&](const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.nbytes() == 0) {
-      continue;
+      return;
     }
     outgoing->tensors.emplace_back(tensor, owner_of_cargo(message), scope);
-    std::vector<at::Tensor> bytes = {as_bytes(tensor)};
-    outgoing->works.push_back(
-        group_to(rank_, message.peer).send(bytes, static_cast<int>(message.peer), tag));
+    outgoing->works.push_back(send_off(group_to(rank_, message.peer), as_bytes(tensor), message));
     stats_.sent_bytes += tensor.nbytes();
+  };
+  const auto as_one = goes_as_one(before, device_);
+  if (as_one) {
+    send_tensor(with_front(words, tensors.front()));
   }
+  if (!as_one || Header(words).status() != Header::Status::as_before) {
+    outgoing->works.push_back(send_off(*groups_.side, over(outgoing->words), message));
+  }
+  std::for_each(tensors.begin() + (as_one ? 1 : 0), tensors.end(), send_tensor);
   ++stats_.messages;
   outgoing_.push_back(std::move(outgoing));
 }
@@ -270,6 +333,7 @@ void Channel::send(const Message& message, const std::vector<Sent>& tensors, Sco
   const auto words =
       Header::of(step_, changed ? Header::Status::changed : Header::Status::as_before, specs);
   make_room(message);
+  const auto expected = before;
   if (changed) {
     auto all = anything(before);
     all.insert(all.end(), whole.begin(), whole.end());
@@ -277,7 +341,7 @@ void Channel::send(const Message& message, const std::vector<Sent>& tensors, Sco
     before = std::move(specs);
     ++stats_.changed;
   }
-  send_words(message, words, whole, scope);
+  send_words(message, words, whole, expected, scope);
 }
 
 void Channel::finish(const Message& message) {
@@ -325,7 +389,8 @@ void Channel::abandon(const Failure& failure, const std::vector<Message>& unmade
   };
   for (const auto& message : unmade) {
     settle(message, [&] {
-      send_words(message, words, anything(sent_before_[key(message)]), ScopeId::process);
+      const auto& before = sent_before_[key(message)];
+      send_words(message, words, anything(before), before, ScopeId::process);
     });
   }
   for (const auto& message : unneeded) {

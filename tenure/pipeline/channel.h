@@ -5,10 +5,12 @@
 // A header (header.h) and the tensors' bytes travel side by side: both are asked for ahead, the
 // tensors as they were the last time, which both sides remember for each kind of message. When they
 // are not as before, the header says so, what was asked for is filled with anything, and the true
-// ones follow. A rank that fails says so in every header that it still owes, and takes what it is
-// still owed: so every message of a step is sent and received, whatever happened, nobody waits for
-// ever, and the next step begins with an empty channel. A rank that has died cannot; that one is
-// named, and the channel is of no more use.
+// ones follow. A small tensor on the host goes as one with the front of its header, copied
+// together: on a busy machine a message costs more than the copy. The rest of the header comes
+// after it, if it has anything to say. A rank that fails says so in every header that it still
+// owes, and takes what it is still owed: so every message of a step is sent and received, whatever
+// happened, nobody waits for ever, and the next step begins with an empty channel. A rank that has
+// died cannot; that one is named, and the channel is of no more use.
 #pragma once
 
 #include <tenure/core/alias.h>
@@ -108,12 +110,23 @@ class Channel {
 
   Key key(const Message& message) const;
   c10d::ProcessGroup& group_to(uint32_t from, uint32_t to) const;
+  // Throws CollectiveError, in words and for good, for what the backend throws.
+  template <class Transfer>
+  auto with_peer(const Message& message, const char* doing, Transfer transfer);
   void wait(c10d::Work& work, const Message& message, const char* doing);
-  void ask(Incoming& incoming, const std::vector<Spec>& specs);
+  c10::intrusive_ptr<c10d::Work> receive_into(c10d::ProcessGroup& group, at::Tensor into,
+                                              const Message& message);
+  c10::intrusive_ptr<c10d::Work> send_off(c10d::ProcessGroup& group, at::Tensor what,
+                                          const Message& message);
+  void ask_for_header(Incoming& incoming);
+  // `front`: bytes of the header that come before each.
+  void ask(Incoming& incoming, const std::vector<Spec>& specs, size_t front = 0);
   // REQUIRES: posted. Its header, once all its tensors are there.
   Header receive(Incoming& incoming);
+  // `before`: the tensors that the receiver has asked for, first of `tensors`.
   void send_words(const Message& message, const Header::Words& words,
-                  const std::vector<at::Tensor>& tensors, ScopeId scope);
+                  const std::vector<at::Tensor>& tensors, const std::vector<Spec>& before,
+                  ScopeId scope);
   std::vector<at::Tensor> anything(const std::vector<Spec>& specs) const;
   void make_room(const Message& message);
   template <class Which>

@@ -10,9 +10,10 @@ namespace tenure::pipeline {
 namespace {
 
 constexpr int64_t kMagic = 0x74656e7572653031;  // "tenure01"
-constexpr size_t kFront = 3;                    // magic, step, status
+constexpr size_t kFrontWords = 3;               // magic, step, status
+static_assert(kFrontWords * sizeof(int64_t) <= Header::kFront);
 // Of a failure: rank, before_actions, stage, microbatch, kind, length of the text.
-constexpr size_t kFailureText = kFront + 6;
+constexpr size_t kFailureText = kFrontWords + 6;
 
 Header::Words front(uint64_t step, Header::Status status) {
   Header::Words out{};
@@ -43,7 +44,7 @@ std::string Failure::words() const {
 
 Header::Words Header::of(uint64_t step, Status status, const std::vector<Spec>& specs) {
   auto out = front(step, status);
-  auto at = kFront;
+  auto at = kFrontWords;
   const auto write = [&](int64_t word) {
     if (at == out.size()) {
       throw InputError(text("the ", specs.size(),
@@ -72,12 +73,12 @@ Header::Words Header::of(uint64_t step, const Failure& failure) {
                                       failure.action.microbatch,
                                       static_cast<int64_t>(failure.action.kind),
                                       static_cast<int64_t>(said.size())};
-  std::ranges::copy(who, out.begin() + kFront);
+  std::ranges::copy(who, out.begin() + kFrontWords);
   std::memcpy(out.data() + kFailureText, said.data(), said.size());
   return out;
 }
 
-Header::Header(const Words& words) {
+void Header::read_front(const Words& words) {
   const auto known = words[2] >= 0 && words[2] <= static_cast<int64_t>(Status::failed);
   if (words[0] != kMagic || !known) {
     throw CollectiveError(
@@ -87,18 +88,30 @@ Header::Header(const Words& words) {
   }
   step_ = static_cast<uint64_t>(words[1]);
   status_ = static_cast<Status>(words[2]);
+}
+
+Header Header::of_front(const std::byte* front) {
+  Words words{};
+  std::memcpy(words.data(), front, kFront);
+  Header out;
+  out.read_front(words);
+  return out;
+}
+
+Header::Header(const Words& words) {
+  read_front(words);
   if (status_ == Status::failed) {
-    failure_.rank = static_cast<uint32_t>(words[kFront]);
-    failure_.before_actions = words[kFront + 1] != 0;
-    failure_.action = {.stage = static_cast<uint32_t>(words[kFront + 2]),
-                       .microbatch = static_cast<uint32_t>(words[kFront + 3]),
-                       .kind = static_cast<Kind>(words[kFront + 4] & 3)};
-    const auto length = std::min(static_cast<size_t>(words[kFront + 5]),
+    failure_.rank = static_cast<uint32_t>(words[kFrontWords]);
+    failure_.before_actions = words[kFrontWords + 1] != 0;
+    failure_.action = {.stage = static_cast<uint32_t>(words[kFrontWords + 2]),
+                       .microbatch = static_cast<uint32_t>(words[kFrontWords + 3]),
+                       .kind = static_cast<Kind>(words[kFrontWords + 4] & 3)};
+    const auto length = std::min(static_cast<size_t>(words[kFrontWords + 5]),
                                  (words.size() - kFailureText) * sizeof(int64_t));
     failure_.text.assign(reinterpret_cast<const char*>(words.data() + kFailureText), length);
     return;
   }
-  auto at = kFront;
+  auto at = kFrontWords;
   const auto read = [&] {
     if (at == words.size()) {
       throw CollectiveError("the header of a message between stages is cut off");

@@ -8,6 +8,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -40,6 +41,8 @@ struct Failure {
 class Header {
  public:
   using Words = std::array<int64_t, 128>;
+  // Bytes of its front, which says step and status. What comes after it is aligned as tensors are.
+  static constexpr size_t kFront = 64;
 
   enum class Status : uint8_t {
     as_before,  // tensors as of the last message of this kind
@@ -53,6 +56,8 @@ class Header {
 
   // Throws CollectiveError if it is none of this version.
   explicit Header(const Words& words);
+  // Of a front alone: without specs, or failure.
+  static Header of_front(const std::byte* front);
 
   uint64_t step() const { return step_; }
   Status status() const { return status_; }
@@ -60,6 +65,9 @@ class Header {
   const Failure& failure() const { return failure_; }
 
  private:
+  Header() = default;
+  void read_front(const Words& words);
+
   uint64_t step_ = 0;
   Status status_ = Status::as_before;
   std::vector<Spec> specs_;

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -39,6 +40,20 @@ TEST(Header, MaySayThatThereAreNone) {
   const Header header(Header::of(0, as_before, {}));
   EXPECT_EQ(header.status(), as_before);
   EXPECT_TRUE(header.specs().empty());
+}
+
+TEST(Header, ItsFrontSaysStepAndStatus) {
+  const auto front_of = [](const Header::Words& words) {
+    return Header::of_front(reinterpret_cast<const std::byte*>(words.data()));
+  };
+  const auto changes = front_of(Header::of(7, changed, kSpecs));
+  EXPECT_EQ(changes.step(), 7);
+  EXPECT_EQ(changes.status(), changed);
+  EXPECT_TRUE(changes.specs().empty());
+  const auto fails = front_of(Header::of(8, Failure{}));
+  EXPECT_EQ(fails.step(), 8);
+  EXPECT_EQ(fails.status(), Header::Status::failed);
+  EXPECT_THROW(front_of({}), CollectiveError);
 }
 
 TEST(Header, StepsAreCountedIn64Bits) {

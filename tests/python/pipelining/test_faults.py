@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -158,11 +159,13 @@ def test_forward_only_steps_leave_nothing() -> None:
         assert levels == [levels[0]] * 5
 
 
-def killed(rank: int, ranks: int) -> str:
+def killed(rank: int, ranks: int, late: float) -> str:
     stages, pipe = setting("1f1b", rank, ranks)
     run(stages, pipe)
     if rank == 1:
         stages[0].register_forward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    elif late:
+        stages[0].register_forward_hook(lambda *_: time.sleep(late))
     try:
         run(stages, pipe)
     except tenure.CollectiveError as error:
@@ -175,9 +178,11 @@ def killed(rank: int, ranks: int) -> str:
     os._exit(0)
 
 
-def test_a_killed_rank_is_named_by_the_others() -> None:
+@pytest.mark.parametrize("late", [0.0, 0.5])
+def test_a_killed_rank_is_named_by_the_others(late: float) -> None:
+    """Also by one that asks it for something when it has long been gone."""
     with pytest.raises(AssertionError) as caught:
-        run_ranks(killed, 3, timeout=60)
+        run_ranks(killed, 3, late, timeout=60)
     said = [line for line in str(caught.value).splitlines() if "SAID" in line]
     assert len(said) == 2
     for line in said:

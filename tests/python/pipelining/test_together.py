@@ -315,7 +315,7 @@ class Moves:
     saved: tuple[int, int]
     out: tuple[int, int]
     back: tuple[int, int]
-    kept: dict[str, tuple[int, int]]
+    kept: dict[str, int]
     promised: int
 
     @classmethod
@@ -326,7 +326,8 @@ class Moves:
             (stats.saved_storages, stats.saved_bytes),
             (stats.moved_out_storages, stats.moved_out_bytes),
             (stats.moved_in_storages, stats.moved_in_bytes),
-            stats.kept,
+            # Not their bytes: what was received may have the front of a header in its storage.
+            {why: storages for why, (storages, _) in stats.kept.items()},
             stats.promised,
         )
 
