@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import subprocess
@@ -32,6 +33,17 @@ def resident_bytes() -> int:
     """Physical memory of this process, as the kernel counts it, after garbage is gone."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+
+
+def anonymous_bytes() -> int:
+    """The same without what files have mapped, and when malloc has given back what nobody holds.
+
+    For what is watched over many steps: libraries come in page by page, and a heap gets holes.
+    """
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("RssAnon:")[1].split()[0])
 
 
 def run_program(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ import torch
 from torch import nn
 
 import tenure
+from probes import anonymous_bytes
 from ranks import run_ranks
 from sharded_models import Net, batch_of, loss_of
 
@@ -25,10 +24,6 @@ class DeliberateError(Exception):
 
 def fail(*_: Any) -> None:
     raise DeliberateError
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def one_step(model: Net, optimizer: torch.optim.Optimizer, batch: torch.Tensor, fault: str) -> None:
@@ -109,9 +104,8 @@ def many_steps(rank: int, _world: int) -> list[tuple[int, int]]:
         one_step(model, optimizer, batch_of(rank, step), draw.choice(FAULTS))
         if step % 50 == 49:
             one_step(model, optimizer, batch_of(rank, step), "none")
-            gc.collect()
             held = tenure.census().nbytes
-            found.append((held, resident()))
+            found.append((held, anonymous_bytes()))
     return found
 
 
