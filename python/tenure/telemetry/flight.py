@@ -319,14 +319,14 @@ class FlightRecorder:
         if self._ending is not None:
             by = "ended by " if told["reason"] == "signal" else ""
             self._ending(by + told["text"])
-        if self._is_explained(kind):
-            self._wait_for_turn()
-            return
-        flight = self._need_flight()
-        self._mark(kind)
-        self._drop_reserve()
-        first = flight.tell(json.dumps(self._told(told["reason"], told["text"])))
+        # A signal takes its course when it has had its turn: what explains it is written by then.
         with self._turn():
+            if self._is_explained(kind):
+                return
+            flight = self._need_flight()
+            self._mark(kind)
+            self._drop_reserve()
+            first = flight.tell(json.dumps(self._told(told["reason"], told["text"])))
             is_whole = first or kind == "memory" or self._speaks()
             document = self._write(told, whole=is_whole, error=error)
             said = headline(document)

@@ -141,7 +141,7 @@ def first_cause(
     said = {rank: failure for rank, failure in said.items() if rank not in woken}
     for rank, one in sorted(ended.items(), key=lambda item: (item[1].code > 0, item[0])):
         at_once = one.code != -signal.SIGTERM and one.time <= first + _TOGETHER
-        if at_once and rank not in said:
+        if at_once and rank not in said and rank not in woken:
             return rank, f"rank {rank} (pid {one.pid}) {_how_text(one.code)}"
     still = min(woken, default=None)
     for kind in ("input", "all", "own", "other"):

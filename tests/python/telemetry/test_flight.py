@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import tenure
+from probes import run_program
 from tenure.errors import CollectiveError, InputError
 from tenure.telemetry.flight import FlightRecorder
 from tenure.telemetry.shortage import shortage_in
@@ -132,6 +133,37 @@ def test_what_another_rank_lacked_is_not_this_ones_shortage() -> None:
     text = "can't allocate memory: you tried to allocate 4096 bytes"
     assert shortage_in(RuntimeError(text)) is not None
     assert shortage_in(CollectiveError(f"rank 1 failed in the backward of stage 1: {text}")) is None
+
+
+def test_a_signal_does_not_overtake_a_failure_that_is_being_told(tmp_path: Path) -> None:
+    """As a launcher sends it to those that are left, while they tell others why they fail."""
+    done = run_program(
+        """
+        import os, signal, threading, time
+        from tenure.telemetry.flight import FlightRecorder
+
+        class Slow:  # as a store is on a busy machine
+            def __init__(self, flight):
+                self.flight = flight
+
+            def tell(self, text):
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+                time.sleep(1.0)
+                return self.flight.tell(text)
+
+            def __getattr__(self, name):
+                return getattr(self.flight, name)
+
+        recorder = FlightRecorder(os.environ["FOLDER"]).start()
+        recorder._flight = Slow(recorder._flight)
+        recorder.failed(ValueError("rank 1 ended"))
+        time.sleep(60)
+        """,
+        FOLDER=str(tmp_path),
+    )
+    assert done.returncode == -signal.SIGTERM
+    (file,) = tmp_path.glob("*.flight.json")
+    assert read(file)["headline"]["text"] == "ValueError: rank 1 ended"
 
 
 def test_there_is_one_recorder_a_process(tmp_path: Path) -> None:

@@ -212,6 +212,9 @@ def test_a_rank_that_was_stopped_is_the_cause_of_what_the_others_say() -> None:
     ended = {0: Ended(10, 1, 5.0), 1: Ended(11, -15, 5.3)}
     told = {0: said("rank 1 does not answer", "other")}
     assert first_cause(ended, told, {11})[0] == 1
+    told[1] = said("rank 0 has ended", "other")  # it went on for as long as it was let
+    found = first_cause({**ended, 1: Ended(11, 1, 5.3)}, told, {11})
+    assert found[1].startswith("rank 1 (pid 11) was stopped, as by SIGSTOP")
     told = {0: said("RuntimeError: no memory", "own")}
     assert first_cause(ended, told, {11}) == (0, "rank 0 failed: RuntimeError: no memory")
 

@@ -171,7 +171,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(
         rf"tenure: rank 1 \(pid {victim}\) was killed by signal 9 \(SIGKILL\); the same command "
         rf"with --resume goes on from step {step}\n"
         r"tenure: rank 1 left no word: it was killed, or ended at once; its last sample "
-        r"\(step \d+(, .*)?\): \d+\.\d MB resident, .* left on the host\n"
+        r"\(step 1\d, .*\): \d+\.\d MB resident, .* left on the host\n"
         r"tenure: see: tenure report \S*run\n",
         stderr,
     ), stderr
