@@ -92,7 +92,7 @@ void Agreement::share(std::vector<uint8_t>& flags, const std::string& here) {
   std::ranges::copy(flags, all.mutable_data_ptr<uint8_t>());
   std::vector<at::Tensor> tensors{all};
   try {
-    Pending(side_->allreduce(tensors, {c10d::ReduceOp::MAX})).wait(timeout_, [&] {
+    Pending([&] { return side_->allreduce(tensors, {c10d::ReduceOp::MAX}); }).wait(timeout_, [&] {
       return text(here, " on rank ", rank_);
     });
   } catch (const CollectiveError& error) {

@@ -16,7 +16,7 @@
 namespace tenure::shard {
 namespace {
 
-using Work = c10::intrusive_ptr<c10d::Work>;
+using Work = Pending::Work;
 
 // The same call has another name from torch 2.13 on.
 template <class Group>
@@ -76,9 +76,21 @@ class Done : public Fence::Point {
 }  // namespace
 
 Pending::Pending() = default;
-Pending::Pending(Work work) { works_.push_back(std::move(work)); }
-Pending::Pending(std::vector<Work> messages, Alias from, Alias into)
-    : works_(std::move(messages)), tensors_{std::move(from), std::move(into)}, messages_(true) {}
+Pending::Pending(const std::function<Work()>& begin) {
+  try {
+    works_.push_back(begin());
+  } catch (const std::exception&) {
+    refused_ = std::current_exception();
+  }
+}
+Pending::Pending(const std::function<std::vector<Work>()>& begin, Alias from, Alias into)
+    : tensors_{std::move(from), std::move(into)}, messages_(true) {
+  try {
+    works_ = begin();
+  } catch (const std::exception&) {
+    refused_ = std::current_exception();
+  }
+}
 Pending::Pending(Pending&&) noexcept = default;
 Pending& Pending::operator=(Pending&&) noexcept = default;
 Pending::~Pending() {
@@ -87,6 +99,9 @@ Pending::~Pending() {
 
 void Pending::wait(std::chrono::milliseconds timeout, const Words& what) const {
   try {
+    if (refused_) {
+      std::rethrow_exception(refused_);
+    }
     for (const auto& work : works_) {
       work->wait(timeout);
     }
@@ -116,7 +131,7 @@ at::Tensor Sum::result() {
 }
 
 Pending gather_into(c10d::ProcessGroup& group, at::Tensor whole, at::Tensor piece) {
-  return Pending(gather_single(group, whole, piece));
+  return Pending([&] { return gather_single(group, whole, piece); });
 }
 
 Collectives::Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group,
@@ -153,12 +168,15 @@ Pending Collectives::gather(at::Tensor whole) {
     // As bytes: a backend knows fewer types than tensors have.
     return gather_into(*group_, whole.view(at::kByte), own.view(at::kByte));
   }
-  std::vector<Work> messages;
-  for_others([&](uint32_t other) {
-    messages.push_back(receive(*group_, whole.narrow(0, other * size, size), other, kGather));
-    messages.push_back(send(*group_, own, other, kGather));
-  });
-  return {std::move(messages), Alias(own, owner()), Alias(whole, owner())};
+  const auto begin = [&] {
+    std::vector<Work> messages;
+    for_others([&](uint32_t other) {
+      messages.push_back(receive(*group_, whole.narrow(0, other * size, size), other, kGather));
+      messages.push_back(send(*group_, own, other, kGather));
+    });
+    return messages;
+  };
+  return {begin, Alias(own, owner()), Alias(whole, owner())};
 }
 
 Sum Collectives::reduce(at::Tensor whole) {
@@ -168,18 +186,21 @@ Sum Collectives::reduce(at::Tensor whole) {
   }
   if (!by_messages(whole)) {
     auto sum = at::empty({size}, whole.options());
-    auto pending = Pending(reduce_scatter_single(*group_, sum, whole));
+    auto pending = Pending([&] { return reduce_scatter_single(*group_, sum, whole); });
     return {std::move(pending), Alias(sum, owner()), {}};
   }
   auto incoming = at::empty({size * (ranks_ - 1)}, whole.options());
-  std::vector<Work> messages;
-  for_others([&](uint32_t other) {
-    const auto at = other < rank_ ? other : other - 1;
-    messages.push_back(receive(*group_, incoming.narrow(0, at * size, size), other, kReduce));
-    messages.push_back(send(*group_, whole.narrow(0, other * size, size), other, kReduce));
-  });
+  const auto begin = [&] {
+    std::vector<Work> messages;
+    for_others([&](uint32_t other) {
+      const auto at = other < rank_ ? other : other - 1;
+      messages.push_back(receive(*group_, incoming.narrow(0, at * size, size), other, kReduce));
+      messages.push_back(send(*group_, whole.narrow(0, other * size, size), other, kReduce));
+    });
+    return messages;
+  };
   auto own = Alias(whole.narrow(0, rank_ * size, size), owner());
-  return {{std::move(messages), Alias(whole, owner()), Alias(incoming, owner())},
+  return {{begin, Alias(whole, owner()), Alias(incoming, owner())},
           std::move(own),
           Alias(incoming, owner())};
 }
@@ -189,17 +210,17 @@ Pending Collectives::add_replicas(at::Tensor piece) {
     return {};
   }
   std::vector<at::Tensor> tensors{std::move(piece)};
-  return Pending(replicas_->allreduce(tensors));
+  return Pending([&] { return replicas_->allreduce(tensors); });
 }
 
 void Collectives::broadcast(const at::Tensor& tensor,
                             const std::function<void(const Pending&)>& wait) {
   std::vector<at::Tensor> tensors{tensor.view(at::kByte)};
   if (replicas_size_ > 1) {  // the first of each group have the values of the very first
-    wait(Pending(replicas_->broadcast(tensors)));
+    wait(Pending([&] { return replicas_->broadcast(tensors); }));
   }
   if (ranks_ > 1) {
-    wait(Pending(group_->broadcast(tensors)));
+    wait(Pending([&] { return group_->broadcast(tensors); }));
   }
 }
 

@@ -11,6 +11,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <string>
 #include <vector>
@@ -23,26 +24,31 @@ class Work;
 namespace tenure::shard {
 
 // A collective under way. What it reads and writes lives as long as this.
+//
+// A backend that knows of a rank's end already refuses to begin anything with it. That fails as what
+// fails later does, when it is waited for: so Pending begins it itself.
 class Pending {
  public:
+  using Work = c10::intrusive_ptr<c10d::Work>;
   Pending();
-  explicit Pending(c10::intrusive_ptr<c10d::Work> work);
+  explicit Pending(const std::function<Work()>& begin);
   // Messages between pairs of ranks, from one tensor into the other.
-  Pending(std::vector<c10::intrusive_ptr<c10d::Work>> messages, Alias from, Alias into);
+  Pending(const std::function<std::vector<Work>()>& begin, Alias from, Alias into);
   Pending(Pending&&) noexcept;
   Pending& operator=(Pending&&) noexcept;
   Pending(const Pending&) = delete;
   Pending& operator=(const Pending&) = delete;
   ~Pending();
 
-  // Throws CollectiveError, which says what `what` was, if it fails or takes longer than `timeout`.
+  // Throws CollectiveError, which says what `what` was, if it failed or takes longer than `timeout`.
   using Words = std::function<std::string()>;
   void wait(std::chrono::milliseconds timeout, const Words& what) const;
   // It has failed. When the fence is ready the backend has done with its tensors.
   Fence give_up();
 
  private:
-  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  std::vector<Work> works_;
+  std::exception_ptr refused_;
   std::array<Alias, 2> tensors_;
   bool messages_ = false;
 };

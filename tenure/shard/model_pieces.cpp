@@ -25,7 +25,7 @@ double Model::gradient_norm() const {
     return 0;
   }
   std::vector<at::Tensor> tensors{sum};
-  Pending(state_->group->allreduce(tensors)).wait(state_->timeout, [] {
+  Pending([&] { return state_->group->allreduce(tensors); }).wait(state_->timeout, [] {
     return std::string("adding up the norms of gradients");
   });
   return std::sqrt(sum.item<double>());

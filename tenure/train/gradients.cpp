@@ -43,8 +43,8 @@ at::Tensor exchanged(const at::Tensor& mine, const pipeline::Groups& pipe, int64
     return text("adding up the gradients of the tied embedding on ranks ", own, " and ", other);
   };
   // On NCCL the two directions are two groups, and each waits for its stream only.
-  const shard::Pending sending(out->send(sent, peer, kTag));
-  const shard::Pending receiving(in->recv(received, peer, kTag));
+  const shard::Pending sending([&] { return out->send(sent, peer, kTag); });
+  const shard::Pending receiving([&] { return in->recv(received, peer, kTag); });
   receiving.wait(timeout, words);
   sending.wait(timeout, words);
   return received.front();
@@ -53,7 +53,7 @@ at::Tensor exchanged(const at::Tensor& mine, const pipeline::Groups& pipe, int64
 at::Tensor square_sum_over(c10d::ProcessGroup& group, const at::Tensor& norm,
                            std::chrono::milliseconds timeout) {
   std::vector<at::Tensor> all{norm.square()};
-  shard::Pending(group.allreduce(all)).wait(timeout, [] {
+  shard::Pending([&] { return group.allreduce(all); }).wait(timeout, [] {
     return std::string("adding up the norms of gradients");
   });
   return all.front().sqrt();

@@ -124,7 +124,7 @@ class WholeParameters final : public Parameters {
       flat.push_back(gradient.reshape({-1}));
     }
     std::vector<at::Tensor> all{at::cat(flat)};
-    shard::Pending(data_.group->allreduce(all)).wait(data_.timeout, [&] {
+    shard::Pending([&] { return data_.group->allreduce(all); }).wait(data_.timeout, [&] {
       return text("adding up gradients over data-parallel ranks on rank ", data_.group->getRank());
     });
     all.front().div_(data_.group->getSize());

@@ -30,7 +30,7 @@ std::vector<std::vector<double>> World::share(const std::vector<double>& own,
   for (int64_t rank = 0; rank < ranks_; ++rank) {
     all.front().push_back(at::empty({static_cast<int64_t>(own.size())}, options));
   }
-  shard::Pending(host_->allgather(all, mine)).wait(timeout_, [&] {
+  shard::Pending([&] { return host_->allgather(all, mine); }).wait(timeout_, [&] {
     return text(doing, " on rank ", rank_);
   });
   std::vector<std::vector<double>> out;

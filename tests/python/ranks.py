@@ -32,25 +32,30 @@ from typing import Any
 
 from forks import Forked
 
-# How long ranks may take to end by themselves once one of them has failed, and to say where they
-# hang.
+# How long ranks may take to end by themselves once one of them has failed, if a test does not say
+# otherwise, and to say where they hang.
 GRACE_S = 3.0
 STACK_S = 2.0
 STACK_SIGNAL = signal.SIGUSR2
 
 
 def run_ranks(
-    fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60.0
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout: float = 60.0,
+    grace: float = GRACE_S,
 ) -> list[Any]:
     """Calls `fn(rank, world_size, *args)` on every rank and returns their results, by rank.
 
     Each rank has a default process group on Gloo over loopback. `fn` must be a function at the top
-    level of a file; arguments and results must pickle. `timeout` is for the whole run. No rank
-    outlives the call, however it ends, nor does anything that a rank started in its process group.
+    level of a file; arguments and results must pickle. `timeout` is for the whole run, `grace` for
+    what is left of it once a rank has failed. No rank outlives the call, however it ends, nor does
+    anything that a rank started in its process group.
 
     Raises:
         AssertionError: A rank raised, died, ended without a result or was still running at the
-            timeout, or three seconds after another one failed. The text holds every rank's output.
+            timeout, or the grace after another one failed. The text holds every rank's output.
     """
     module, name = fn.__module__, fn.__qualname__
     if "<" in name or "." in name or getattr(sys.modules.get(module), name, None) is not fn:
@@ -67,7 +72,7 @@ def run_ranks(
             for number in range(world_size):
                 ranks.append(_Rank.start(number, Path(folder)))
                 at_end.callback(ranks[-1].end)
-            failure = _wait(ranks, timeout)
+            failure = _wait(ranks, timeout, grace)
         failure = failure or _without_result(ranks)
         outputs = "".join(rank.describe() for rank in ranks)
         if failure:
@@ -187,7 +192,7 @@ def _ending(code: int | None) -> str:
     return f"died of {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
 
 
-def _wait(ranks: list[_Rank], timeout: float) -> str:
+def _wait(ranks: list[_Rank], timeout: float, grace: float) -> str:
     """Waits until all ranks have ended; returns what went wrong, or nothing."""
     start = time.monotonic()
     deadline = start + timeout
@@ -208,7 +213,7 @@ def _wait(ranks: list[_Rank], timeout: float) -> str:
             rank = running.pop(pidfd)
             if (code := rank.exit_code()) != 0:
                 failures.append(f"rank {rank.number}: {_ending(code)}")
-                deadline = min(deadline, time.monotonic() + GRACE_S)
+                deadline = min(deadline, time.monotonic() + grace)
     return "; ".join(failures)
 
 
