@@ -374,11 +374,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--many", type=int, default=128)
+    parser.add_argument("--many", type=int, default=128, help="ranks; 9 at least")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", default="thread,step,wire,many")
     asked = parser.parse_args()
     parts = asked.only.split(",")
+    if asked.many < 9:  # a second node
+        parser.error(f"--many {asked.many}: at least 9; leave the part out with --only")
     table = tables.Table("telemetry", ["what", "figure", "beside", ""])
     if "thread" in parts:
         thread(table, asked.device)

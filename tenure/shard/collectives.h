@@ -25,8 +25,8 @@ namespace tenure::shard {
 
 // A collective under way. What it reads and writes lives as long as this.
 //
-// A backend that knows of a rank's end already refuses to begin anything with it. That fails as what
-// fails later does, when it is waited for: so Pending begins it itself.
+// A backend that knows of a rank's end already refuses to begin anything with it. That fails as
+// what fails later does, when it is waited for: so Pending begins it itself.
 class Pending {
  public:
   using Work = c10::intrusive_ptr<c10d::Work>;
@@ -40,7 +40,8 @@ class Pending {
   Pending& operator=(const Pending&) = delete;
   ~Pending();
 
-  // Throws CollectiveError, which says what `what` was, if it failed or takes longer than `timeout`.
+  // Throws CollectiveError, which says what `what` was, if it failed or takes longer than
+  // `timeout`.
   using Words = std::function<std::string()>;
   void wait(std::chrono::milliseconds timeout, const Words& what) const;
   // It has failed. When the fence is ready the backend has done with its tensors.

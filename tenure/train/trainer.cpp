@@ -434,8 +434,9 @@ std::vector<int64_t> Trainer::State::sample_text(int64_t number) {
       std::vector<at::Tensor> row{logits};
       c10d::BroadcastOptions options;
       options.rootRank = root;
-      shard::Pending([&] { return groups.pipe.side->broadcast(row, options); })
-          .wait(job.timeout, [] { return std::string("sharing the logits of a sample"); });
+      shard::Pending([&] {
+        return groups.pipe.side->broadcast(row, options);
+      }).wait(job.timeout, [] { return std::string("sharing the logits of a sample"); });
     }
     return logits.unsqueeze(1);
   };
