@@ -168,6 +168,9 @@ class Bench:
             if name in self._arms:
                 self._try(name, lambda name=name: self._step(name))
         self._in_turn()
+        for found in self._founds.values():  # now: a run may be ended before it can show its tables
+            if found.rounds:
+                say(f"{found.name}: {1e3 * found.seconds:.1f} ms, {gib(found.peak)}")
         for name in list(self._arms):
             self._try(name, lambda name=name: self._stop_after_forward(name))
         self._arms = {}

@@ -7,6 +7,11 @@
 // add up in an order of their own. So each call that might be repeated is, at once, while its
 // inputs are there, and the outputs are compared byte by byte. The device is waited for; it is one
 // step. The time of the second call is what the planner reckons with.
+//
+// Note [A busy device]
+// A device at rest waits for the host to launch what comes next, and a short operator would seem to
+// take as long as that. In a step the host is ahead. So a call is timed behind work that keeps the
+// device busy while the host launches it.
 #pragma once
 
 #include <tenure/core/storage_ref.h>
@@ -63,6 +68,8 @@ class Profile {
   // `proof`: none, if it was not repeated; then `seconds` are those of the call itself.
   void after(const Operator& op, Before before, const torch::jit::Stack& stack, size_t tick,
              NameId module, double seconds, const std::optional<Proof>& proof);
+  // Gives the device something to do for a while. Not under the lock.
+  static void keep_busy(const c10::Stream& stream);
   // Repeats a call: its outputs take the place of the arguments. How long it took. Neither this nor
   // same_outputs() under the lock: they run operators.
   static double repeat(const Operator& op, torch::jit::Stack& arguments, const c10::Stream& stream);

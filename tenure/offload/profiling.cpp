@@ -81,6 +81,19 @@ void State::call_profiled(const Operator& op, c10::DispatchKeySet keys, torch::j
     inside_call_ = true;
   }
   const bool repeats = !before.arguments.empty() && !denied_.contains({op.name, where().module});
+  // See Note [A busy device]. What it takes is not the call's.
+  const auto keep_busy = [&] {
+    {
+      std::lock_guard lock(mutex_);
+      recorder_.pause();
+    }
+    Profile::keep_busy(before.stream);
+    std::lock_guard lock(mutex_);
+    (void)recorder_.resume();
+  };
+  if (!repeats) {
+    keep_busy();
+  }
   Stopwatch watch(before.stream);
   try {
     op.run(keys, stack);
@@ -92,12 +105,9 @@ void State::call_profiled(const Operator& op, c10::DispatchKeySet keys, torch::j
   const double seconds = watch.seconds();
   std::optional<Profile::Proof> proof;
   if (repeats) {
-    {
-      std::lock_guard lock(mutex_);
-      recorder_.pause();
-    }
     proof.emplace();
     auto again = std::move(before.arguments);
+    keep_busy();
     proof->seconds = Profile::repeat(op, again, before.stream);
     {
       std::lock_guard lock(mutex_);
