@@ -60,16 +60,19 @@ bool State::is_on_host(const SavedStorage& entry, const c10::Storage& made) {
   return same;
 }
 
-// Compares what is made again with what it was. Waits for the device.
-void State::audit(SavedStorage& entry, const std::optional<c10::Storage>& there,
-                  const c10::Stream& compute) {
+// Compares what is made again with what it was, which may still be there. Waits for the device.
+// Returns what was made as the plan has it, with no more memory than that: it need not be asked for
+// any more.
+std::optional<c10::Storage> State::audit(SavedStorage& entry,
+                                         const std::optional<c10::Storage>& there, bool alone,
+                                         const c10::Stream& compute) {
   auto& value = *entry.value;
   auto was = there;
+  std::optional<c10::Storage> made;
   if (value.call != nullptr) {
     ++audited_;
-    std::optional<c10::Storage> made;
     try {
-      made = lineage_.remake(value);
+      made = there ? lineage_.remake(value) : lineage_.ask(value, alone);
     } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): what it is made of is not there
     } catch (const UseAfterRelease&) {  // NOLINT(bugprone-empty-catch)
     }
@@ -82,6 +85,7 @@ void State::audit(SavedStorage& entry, const std::optional<c10::Storage>& there,
     };
     if (!made || !is_same()) {
       was = was ? was : brought_back(entry, compute);
+      made.reset();
       refuse(entry, *was);
     } else if (entry.step == step_ && known_ != nullptr && known_->followed != nullptr) {
       known_->followed->proven[value.index] = true;
@@ -90,6 +94,7 @@ void State::audit(SavedStorage& entry, const std::optional<c10::Storage>& there,
   entry.host = HostCopy();
   entry.rest = nullptr;
   entry.was.release();
+  return there ? std::nullopt : made;
 }
 
 // It is what it was for good, and nothing of its kind is made again.

@@ -165,14 +165,15 @@ at::Tensor State::remade(const Saved& saved, const c10::Stream& compute, Sharing
   if (there && is_released(*there)) {
     there.reset();
   }
+  std::optional<c10::Storage> made;
   if (entry.host || entry.rest != nullptr || entry.was.held()) {
-    audit(entry, there, compute);
+    made = audit(entry, there, alone, compute);
   }
   if (there && !alone) {
     (void)lineage_.ask(*entry.value, false);
     return saved.view_of(std::move(*there), 0, saved.version_.counter());
   }
-  auto storage = lineage_.ask(*entry.value, alone);
+  auto storage = made ? std::move(*made) : lineage_.ask(*entry.value, alone);
   const auto board =
       alone || !entry.value->board.enabled() ? c10::VariableVersion(0) : entry.value->board;
   return saved.view_of(std::move(storage), 0, board);

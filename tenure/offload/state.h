@@ -137,8 +137,8 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   bool is_audited(const SavedStorage& entry);
   c10::Storage brought_back(SavedStorage& entry, const c10::Stream& compute);
   static bool is_on_host(const SavedStorage& entry, const c10::Storage& made);
-  void audit(SavedStorage& entry, const std::optional<c10::Storage>& there,
-             const c10::Stream& compute);
+  std::optional<c10::Storage> audit(SavedStorage& entry, const std::optional<c10::Storage>& there,
+                                    bool alone, const c10::Stream& compute);
   void refuse(SavedStorage& entry, const c10::Storage& was);
   void learn_fit();
   void make_fit(Known& known);

@@ -60,13 +60,14 @@ class Chains(nn.Module):
         return x
 
 
-def test_what_a_long_chain_is_made_of_goes_while_it_is_made() -> None:
+@pytest.mark.parametrize("audit", [0.0, 1.0])
+def test_what_a_long_chain_is_made_of_goes_while_it_is_made(audit: float) -> None:
     def make() -> Job:
         model = Chains()
         x = torch.randn(512, 16)
         return Job(model, lambda n: model(x + n).square().mean())
 
-    job, fit = tight(make, part=0.1)
+    job, fit = tight(make, part=0.1, audit=audit)
     settle(job, fit)
     assert fit.stats().remade_calls > 16
     assert fit.stats().peak <= fit.stats().promised
