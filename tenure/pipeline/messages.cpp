@@ -6,7 +6,7 @@
 #include <deque>
 #include <map>
 #include <tuple>
-#include <unordered_set>
+#include <vector>
 
 namespace tenure::pipeline {
 namespace {
@@ -20,7 +20,11 @@ constexpr size_t kAhead = 1;
 class Paper {
  public:
   Paper(const Schedule& schedule, uint32_t slots)
-      : schedule_(schedule), slots_(slots), at_(schedule.ranks()) {}
+      : schedule_(schedule),
+        slots_(slots),
+        at_(schedule.ranks()),
+        taken_(size_t{2} * schedule.stages() * schedule.microbatches),
+        sent_(taken_.size()) {}
 
   // Whether every rank comes to its end.
   bool runs() {
@@ -63,15 +67,19 @@ class Paper {
     }
     const auto& action = actions[at.position];
     const auto need = needed_by(schedule_, action);
-    if (need && !sent_.contains(key_of(*need, schedule_.microbatches))) {
-      return false;
-    }
-    if (need && taken_.insert(key_of(*need, schedule_.microbatches)).second) {
-      wake(need->peer);
+    if (need) {
+      const auto key = key_of(*need, schedule_.microbatches);
+      if (!sent_[key]) {
+        return false;
+      }
+      if (!taken_[key]) {
+        taken_[key] = true;
+        wake(need->peer);
+      }
     }
     if (const auto made = made_by(schedule_, action)) {
       auto& sends = at.sends[{made->peer, made->cargo}];
-      while (!sends.empty() && taken_.contains(sends.front())) {
+      while (!sends.empty() && taken_[sends.front()]) {
         sends.pop_front();
       }
       if (sends.size() >= slots_) {
@@ -79,7 +87,7 @@ class Paper {
       }
       const auto key = key_of(*made, schedule_.microbatches);
       sends.push_back(key);
-      sent_.insert(key);
+      sent_[key] = true;
       wake(made->peer);
     }
     ++at.position;
@@ -90,8 +98,8 @@ class Paper {
   size_t slots_;
   std::vector<Rank> at_;
   std::vector<uint32_t> awake_;
-  std::unordered_set<uint64_t> taken_;
-  std::unordered_set<uint64_t> sent_;
+  std::vector<bool> taken_;  // by key_of
+  std::vector<bool> sent_;
 };
 
 // What each rank sends to `rank`, in the order in which it is made.

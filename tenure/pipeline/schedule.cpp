@@ -61,7 +61,8 @@ class Writer {
       : microbatches_(sizes.microbatches), stages_(std::move(stages)), next_(stages_.size()) {}
 
   void repeat(int64_t times, std::initializer_list<Move> pattern) {
-    for (int64_t i = 0; i < times; ++i) {
+    const auto is_done = [&](Move move) { return done(move) >= microbatches_; };
+    for (int64_t i = 0; i < times && !std::ranges::all_of(pattern, is_done); ++i) {
       for (const auto move : pattern) {
         add(move);
       }
@@ -97,14 +98,6 @@ class Writer {
       settle();
     }
   }
-  // Whether every microbatch has had all its moves.
-  bool is_complete() const {
-    return std::ranges::all_of(next_, [&](const auto& next) {
-      return next[counter(Kind::weight_backward)] >= microbatches_;
-    });
-  }
-
-  uint32_t done(Kind kind, uint32_t chunk) const { return next_[chunk][counter(kind)]; }
   std::vector<Action> take() { return std::move(actions_); }
 
  private:
@@ -112,6 +105,7 @@ class Writer {
   static size_t counter(Kind kind) {
     return static_cast<size_t>(kind == Kind::backward ? Kind::input_backward : kind);
   }
+  uint32_t done(Move move) const { return next_[move.chunk][counter(move.kind)]; }
 
   uint32_t microbatches_;
   std::vector<uint32_t> stages_;
@@ -124,6 +118,7 @@ class Writer {
 constexpr Kind kF = Kind::forward;
 constexpr Kind kB = Kind::backward;
 constexpr Kind kI = Kind::input_backward;
+constexpr Kind kW = Kind::weight_backward;
 
 void gpipe(Writer& writer, const Sizes& sizes, uint32_t /*rank*/) {
   writer.repeat(sizes.microbatches, {{kF, 0}});
@@ -193,38 +188,16 @@ void interleaved(Writer& writer, const Sizes& sizes, uint32_t rank, bool split) 
 void zb_v(Writer& writer, const Sizes& sizes, uint32_t rank) {
   const auto up = static_cast<int64_t>(sizes.ranks - rank);
   const auto down = static_cast<int64_t>(rank);
-  const auto both = [&](uint32_t chunk) {
-    writer.add({kI, chunk});
-    writer.settle();
-  };
   writer.repeat(2 * up - 1, {{kF, 0}});
   writer.repeat(down, {{kF, 1}, {kF, 0}});
-  for (int64_t i = 0; i < up; ++i) {
-    writer.add({kF, 1});
-    both(1);
-  }
+  writer.repeat(up, {{kF, 1}, {kI, 1}, {kW, 1}});
   // Fewer microbatches than fill the pipeline are a full one of which some are left out.
   const auto fill = std::max(2 * sizes.ranks - 1, sizes.microbatches);
-  while (!writer.is_complete() &&
-         (writer.done(kF, 1) < writer.done(kF, 0) || writer.done(kF, 0) < fill)) {
-    if (writer.done(kF, 0) < fill) {
-      writer.add({kF, 0});
-    }
-    both(0);
-    writer.add({kF, 1});
-    both(1);
-  }
+  writer.repeat(fill - sizes.ranks, {{kF, 0}, {kI, 0}, {kW, 0}, {kF, 1}, {kI, 1}, {kW, 1}});
   writer.repeat(down, {{kI, 0}, {kI, 1}});
-  for (int64_t i = 0; i < up; ++i) {
-    writer.add({kI, 0});
-    writer.add({Kind::weight_backward, 0});
-  }
-  while (writer.done(Kind::weight_backward, 1) < writer.done(kI, 1)) {
-    writer.add({Kind::weight_backward, 1});
-  }
-  while (writer.done(Kind::weight_backward, 0) < writer.done(kI, 0)) {
-    writer.add({Kind::weight_backward, 0});
-  }
+  writer.repeat(up, {{kI, 0}, {kW, 0}});
+  writer.repeat(sizes.microbatches, {{kW, 1}});
+  writer.repeat(sizes.microbatches, {{kW, 0}});
 }
 
 // As zb_v in its layout; in the middle each rank has a forward and a backward side by side.
