@@ -81,6 +81,7 @@ Figures& figures() {
 struct Flight {
   std::vector<Alias> received;  // inputs that came from another rank
   Backward backward;
+  bool waits = false;  // for the gradients of the weights alone
 };
 
 // Tensors for a stage of the same rank.
@@ -235,7 +236,7 @@ class Pipeline::Step {
         run_weights(action);
         break;
     }
-    count(action);
+    count_in_flight();
     if (!accounted()) {
       return;
     }
@@ -247,23 +248,23 @@ class Pipeline::Step {
         state_.channel.held_bytes() + state_.channel.sending_bytes() + handed_out());
   }
 
-  void count(const Action& action) {
-    if (action.kind == Kind::forward && trains()) {
-      ++now_.whole;
-    } else if (action.kind == Kind::input_backward) {
-      --now_.whole;
-      ++now_.waiting;
-    } else if (action.kind == Kind::backward) {
-      --now_.whole;
-    } else if (action.kind == Kind::weight_backward) {
-      --now_.waiting;
+  // Of the graphs that there are, whatever the schedule says.
+  InFlight in_flight_now() const {
+    InFlight out;
+    for (const auto& [key, of] : flights_) {
+      ++(of.waits ? out.waiting : out.whole);
     }
+    return out;
+  }
+
+  void count_in_flight() {
+    const auto now = in_flight_now();
     auto& most = state_.stats.most_in_flight;
-    if (now_.all() > most.all() || (now_.all() == most.all() && now_.whole > most.whole)) {
-      most = now_;
+    if (now.all() > most.all() || (now.all() == most.all() && now.whole > most.whole)) {
+      most = now;
     }
-    if (now_.all() > plan_.in_flight.all()) {
-      throw BudgetError(text("rank ", state_.channel.rank(), " of the pipeline has ", now_.all(),
+    if (now.all() > plan_.in_flight.all()) {
+      throw BudgetError(text("rank ", state_.channel.rank(), " of the pipeline has ", now.all(),
                              " microbatches in flight, and its schedule allows ",
                              plan_.in_flight.all()));
     }
@@ -454,6 +455,7 @@ class Pipeline::Step {
             : of.backward.run_inputs(
                   gradients, owner_named(OwnerKind::gradient, "kept for weights", action.stage),
                   scope);
+    of.waits = action.kind == Kind::input_backward;
     gradients.clear();
     if (action.stage > 0) {
       std::vector<Sent> sent;
@@ -518,7 +520,6 @@ class Pipeline::Step {
   bool took_here_ = false;
   bool sent_here_ = false;
   uint64_t changed_before_ = 0;
-  InFlight now_;
   StepResult result_;
   std::map<uint32_t, ScopeId> scopes_;                              // by microbatch
   std::map<std::pair<uint32_t, uint32_t>, Flight> flights_;         // by stage and microbatch
