@@ -416,6 +416,12 @@ class Pipeline::Step {
           loss.defined() ? text("a tensor of ", loss.numel(), " elements") : std::string("nothing"),
           ": take its mean or sum"));
     }
+    if (trains() && !loss.requires_grad()) {
+      throw InputError(
+          "the loss of a microbatch has no gradient, so that nothing would be trained: is it "
+          "detached, found without gradients, or of parameters that are all frozen?");
+    }
+    loss = loss.dim() == 0 ? loss : loss.reshape({});
     const at::NoGradGuard no_grad;
     const auto part = loss.detach().mul(weights_[action.microbatch]);
     result_.loss = result_.loss.defined() ? result_.loss.add(part) : part;
@@ -425,7 +431,7 @@ class Pipeline::Step {
   // The gradients of a stage's outputs.
   std::vector<at::Tensor> gradients_for(const Action& action, std::vector<Alias>& leases) {
     if (schedule_.is_last(action.stage)) {
-      return {at::full_like(result_.loss, weights_[action.microbatch]).reshape({})};
+      return {at::full_like(result_.loss, weights_[action.microbatch])};
     }
     std::vector<at::Tensor> out;
     for (auto& sent : given(action, leases)) {

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from tenure.errors import InputError
 
-__all__ = ["split", "weights_of"]
+__all__ = ["join", "split", "weights_of"]
 
 
 def _rows(tensors: list[torch.Tensor], what: str) -> int:
@@ -45,6 +45,34 @@ def split(given: Any, microbatches: int, what: str) -> list[Any]:
         pytree.tree_unflatten([part[number] for part in parts], spec)
         for number in range(microbatches)
     ]
+
+
+def join(outputs: list[list[torch.Tensor | None]]) -> list[torch.Tensor | None]:
+    """What a stage returned for each microbatch, as if it had been called with the whole batch.
+
+    Tensors are joined along their first dimension; those of no dimension make a new one.
+    """
+    counts = sorted({len(one) for one in outputs})
+    if len(counts) > 1:
+        raise InputError(
+            f"the last stage returned {' and '.join(map(str, counts))} outputs for different "
+            "microbatches: they cannot be joined"
+        )
+    return [_joined(list(parts), i) for i, parts in enumerate(zip(*outputs, strict=True))]
+
+
+def _joined(parts: list[torch.Tensor | None], number: int) -> torch.Tensor | None:
+    tensors = [part for part in parts if part is not None]
+    if not tensors:
+        return None
+    if len(tensors) < len(parts):
+        raise InputError(
+            f"output {number} of the last stage is None for some microbatches and a tensor for "
+            "others: they cannot be joined"
+        )
+    if all(tensor.dim() == 0 for tensor in tensors):
+        return torch.stack(tensors)
+    return torch.cat(tensors)
 
 
 def weights_of(targets: list[Any] | None, microbatches: int) -> list[float]:

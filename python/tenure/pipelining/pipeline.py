@@ -16,7 +16,7 @@ from torch import nn
 
 from tenure import _C
 from tenure.errors import InputError
-from tenure.pipelining.microbatches import split, weights_of
+from tenure.pipelining.microbatches import join, split, weights_of
 from tenure.pipelining.promises import Bound, PipelineStats
 from tenure.pipelining.schedules import Schedule, schedule
 from tenure.sharding.identity import sharded_in, whole_parameters
@@ -151,13 +151,13 @@ class Pipeline:
 
         Returns:
             On the last rank the loss if there is a target, else what the last stage returned for
-            the whole batch; nothing elsewhere.
+            the whole batch: numbers one for each microbatch, None where it is. Nothing elsewhere.
         """
         with torch.no_grad():
             loss, outputs = self._run(False, args, target, kwargs)
         if not outputs:
             return loss
-        joined = [torch.cat([one[i] for one in outputs]) for i in range(len(outputs[0]))]
+        joined = join(outputs)
         return joined[0] if self._stages[-1].single else tuple(joined)
 
     def bound(self) -> Bound:
@@ -170,7 +170,7 @@ class Pipeline:
 
     def _run(
         self, train: bool, args: tuple[Any, ...], target: Any, kwargs: dict[str, Any]
-    ) -> tuple[torch.Tensor | None, list[list[torch.Tensor]]]:
+    ) -> tuple[torch.Tensor | None, list[list[torch.Tensor | None]]]:
         with ExitStack() as held:
             try:
                 targets = self._take(train, args, target, kwargs)

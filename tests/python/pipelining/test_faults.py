@@ -204,3 +204,23 @@ def test_a_batch_that_cannot_be_split_ends_the_step_everywhere() -> None:
     first, second = run_ranks(refused, 2)
     assert first.startswith("the batch has 3 rows, too few for 8 microbatches")
     assert second.startswith("rank 0 failed at the begin of the step: InputError: the batch has 3")
+
+
+def detached(_rank: int, _ranks: int) -> tuple[str, bool]:
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return mean(output, target).detach()
+
+    stage = Stage()
+    pipe = tenure.Pipeline(stage, "1f1b", 8, loss=loss, timeout=30)
+    try:
+        pipe.step(torch.ones(32, 64), target=torch.ones(32, 64))
+    except (tenure.InputError, tenure.CollectiveError) as error:
+        said = f"{type(error).__name__}: {error}"
+    return said, pipe.eval(torch.ones(32, 64), target=torch.ones(32, 64)) is not None
+
+
+def test_a_loss_that_trains_nothing_is_refused_in_training_only() -> None:
+    (first, first_evaluates), (second, second_evaluates) = run_ranks(detached, 2)
+    assert first.startswith("CollectiveError: rank 1 failed in the forward of stage 1")
+    assert second.startswith("InputError: the loss of a microbatch has no gradient")
+    assert (first_evaluates, second_evaluates) == (False, True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tenure
-from tenure.pipelining.microbatches import split, weights_of
+from tenure.pipelining.microbatches import join, split, weights_of
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -119,3 +119,30 @@ def test_rows_of_a_nest_are_those_of_its_tensors() -> None:
 @pytest.mark.parametrize("targets", [None, [None, None], [torch.tensor(1.0)] * 2, ["a", "b"]])
 def test_without_rows_all_count_the_same(targets: list[Any] | None) -> None:
     assert weights_of(targets, 2) == [0.5, 0.5]
+
+
+def test_what_was_split_is_joined() -> None:
+    batch = torch.arange(10)
+    assert torch.equal(join([[part] for part in split(batch, 4, "input")])[0], batch)
+
+
+def test_numbers_are_one_for_each_microbatch() -> None:
+    assert join([[torch.tensor(1.0)], [torch.tensor(2.0)]])[0].tolist() == [1, 2]
+
+
+def test_none_stays_none() -> None:
+    rows, nothing = join([[torch.zeros(2), None], [torch.ones(1), None]])
+    assert rows.tolist() == [0, 0, 1]
+    assert nothing is None
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [
+        ([[torch.zeros(1)], [None]], "output 0 of the last stage is None for some microbatches"),
+        ([[], [torch.zeros(1)]], "returned 0 and 1 outputs for different microbatches"),
+    ],
+)
+def test_outputs_that_differ_in_form_are_refused(outputs: list[Any], said: str) -> None:
+    with pytest.raises(tenure.InputError, match=said):
+        join(outputs)

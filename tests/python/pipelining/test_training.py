@@ -130,3 +130,42 @@ def test_gradients_and_losses_are_those_of_the_whole_model(name: str, ranks: int
     torch.testing.assert_close(
         told[0], losses, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6
     )
+
+
+def with_loss_of(rank: int, ranks: int, shape: tuple[int, ...]) -> tuple[float | None, list]:
+    stages, _ = own(rank, ranks, "zb-h1", MICROBATCHES)
+    x, y = batch()
+    pipe = tenure.Pipeline(
+        stages, "zb-h1", MICROBATCHES, loss=lambda o, t: mean(o, t).reshape(shape), timeout=30
+    )
+    loss = pipe.step(x, target=y)
+    assert loss is None or loss.shape == ()
+    return loss and loss.item(), [p.grad for stage in stages for p in stage.parameters()]
+
+
+def test_a_loss_of_one_element_is_a_number_whatever_its_shape() -> None:
+    numbers, ones = run_ranks(with_loss_of, 2, ()), run_ranks(with_loss_of, 2, (1, 1))
+    for (loss, gradients), (other_loss, other_gradients) in zip(numbers, ones, strict=True):
+        assert loss == other_loss
+        assert all(map(torch.equal, gradients, other_gradients))
+
+
+class Forms(nn.Module):
+    """Returns rows, a number and nothing."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        return 2 * x, x.sum(), None
+
+
+def evaluated(rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor, None] | None:
+    stage = Forms() if rank == ranks - 1 else nn.Identity()
+    return tenure.Pipeline(stage, "1f1b", 4, timeout=30).eval(batch()[0])
+
+
+def test_an_evaluation_gives_all_that_the_last_stage_returns() -> None:
+    nothing_elsewhere, (rows, numbers, nothing) = run_ranks(evaluated, 2)
+    x, _ = batch()
+    assert nothing_elsewhere is None
+    assert torch.equal(rows, 2 * x)
+    assert torch.equal(numbers, torch.stack([part.sum() for part in x.tensor_split(4)]))
+    assert nothing is None
