@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from torch import distributed as dist
 from torch import nn
 
 from tenure import _C
-from tenure.errors import InputError
+from tenure.errors import CollectiveError, InputError
 from tenure.pipelining.microbatches import join, split, weights_of
 from tenure.pipelining.promises import Bound, PipelineStats
 from tenure.pipelining.schedules import Schedule, schedule
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Pipeline", "groups_of"]
 
 Loss = Callable[[Any, Any], torch.Tensor]
+_TIMEOUT = 300.0
 
 
 class Pipeline:
@@ -77,47 +80,35 @@ class Pipeline:
         group: dist.ProcessGroup | None = None,
         loss: Loss | None = None,
         *,
-        timeout: float = 300.0,
+        timeout: float = _TIMEOUT,
         strict: bool = False,
         stay_gathered: bool = True,
     ) -> None:
-        """All ranks of the group call it. Raises InputError if they do not say the same."""
-        modules = [stage] if isinstance(stage, nn.Module) else list(stage)
-        if not modules or not all(callable(module) for module in modules):
-            raise InputError(f"stage is a module or a list of modules, not {stage!r}")
-        if not dist.is_initialized():
-            raise InputError(
-                "torch.distributed has no process group: call init_process_group() first, for one "
-                "rank too"
-            )
-        if loss is not None and not callable(loss):
-            raise InputError(f"loss is a function of an output and a target, not {loss!r}")
-        if strict and not stay_gathered and any(map(sharded_in, modules)):
-            raise InputError(
-                "strict=True needs sharded stages that stay gathered: the bound does not know when "
-                "others gather"
-            )
-        if not 0 < timeout <= 86_400:
-            raise InputError(f"timeout is a number of seconds up to a day, not {timeout!r}")
-        found: object = group if group is not None else dist.group.WORLD
-        if not isinstance(found, dist.ProcessGroup):
-            raise InputError(f"group is a process group that this rank is in, not {found!r}")
-        ranks = dist.get_process_group_ranks(found)
-        self.schedule = _schedule_of(schedule, len(ranks), microbatches, len(modules))
-        device = next((p.device for module in modules for p in module.parameters()), None)
-        up, down, side = groups_of(ranks, device or torch.device("cpu"), timeout)
+        """All ranks of the group call it.
+
+        Raises:
+            InputError: An argument of this rank cannot be, or the ranks do not say the same.
+            CollectiveError: Another rank raised; the text names it and its error.
+        """
+        try:
+            modules = _modules_of(stage)
+            found = _group_of(group)
+            _require_arguments(modules, loss, timeout, strict, stay_gathered)
+            self.rank = dist.get_rank(found)
+            ranks = dist.get_process_group_ranks(found)
+            self.schedule = _schedule_of(schedule, len(ranks), microbatches, len(modules))
+            own = _own_stages(self.schedule, self.rank, len(modules))
+            device = _device_of(modules)
+        except Exception as error:
+            _tell_others(group, timeout, error)
+            raise
+        side = _new_group(ranks, "gloo", timeout)
         _require_same(self.schedule, side)
-        self.rank = dist.get_rank(found)
+        up, down = _lanes(ranks, device, timeout, side)
         self.microbatches = self.schedule.microbatches
         self.loss = loss
-        own = self.schedule.stages_of(self.rank)
         self._first = 0 in own
         self._last = self.schedule.stages - 1 in own
-        if len(own) != len(modules):
-            raise InputError(
-                f"schedule '{self.schedule.name}' has {len(own)} stages on rank {self.rank}, and "
-                f"it was given {len(modules)}"
-            )
         self._stages = [_Stage(module, number) for module, number in zip(modules, own, strict=True)]
         self._number = next(self._numbers)
         self._stay_gathered = stay_gathered
@@ -275,6 +266,48 @@ class _LossOf:
         return found
 
 
+def _modules_of(stage: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
+    modules = [stage] if isinstance(stage, nn.Module) else list(stage)
+    if not modules or not all(callable(module) for module in modules):
+        raise InputError(f"stage is a module or a list of modules, not {stage!r}")
+    return modules
+
+
+def _group_of(group: object) -> dist.ProcessGroup:
+    if not dist.is_initialized():
+        raise InputError(
+            "torch.distributed has no process group: call init_process_group() first, for one "
+            "rank too"
+        )
+    found = group if group is not None else dist.group.WORLD
+    if not isinstance(found, dist.ProcessGroup):
+        raise InputError(f"group is a process group that this rank is in, not {found!r}")
+    return found
+
+
+def _require_arguments(
+    modules: list[nn.Module], loss: object, timeout: float, strict: bool, stay_gathered: bool
+) -> None:
+    if loss is not None and not callable(loss):
+        raise InputError(f"loss is a function of an output and a target, not {loss!r}")
+    if strict and not stay_gathered and any(map(sharded_in, modules)):
+        raise InputError(
+            "strict=True needs sharded stages that stay gathered: the bound does not know when "
+            "others gather"
+        )
+    if not _is_timeout(timeout):
+        raise InputError(f"timeout is a number of seconds up to a day, not {timeout!r}")
+
+
+def _is_timeout(timeout: object) -> bool:
+    return isinstance(timeout, Real) and 0 < float(timeout) <= 86_400
+
+
+def _device_of(modules: list[nn.Module]) -> torch.device:
+    devices = (p.device for module in modules for p in module.parameters())
+    return next(devices, torch.device("cpu"))
+
+
 def _schedule_of(
     given: str | Path | Schedule, ranks: int, microbatches: int, chunks: int
 ) -> Schedule:
@@ -286,38 +319,83 @@ def _schedule_of(
     return schedule(given, ranks, microbatches, None if is_file else chunks)
 
 
+def _own_stages(schedule: Schedule, rank: int, modules: int) -> list[int]:
+    own = schedule.stages_of(rank)
+    if len(own) != modules:
+        raise InputError(
+            f"schedule '{schedule.name}' has {len(own)} stages on rank {rank}, and it was given "
+            f"{modules}"
+        )
+    return own
+
+
 def groups_of(
     ranks: list[int], device: torch.device, timeout: float
 ) -> tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup]:
-    """Groups of the same ranks: to higher ranks, to lower ranks, and one on the host.
+    """Groups of the same ranks: to higher ranks, to lower ranks, and one on the host."""
+    side = _new_group(ranks, "gloo", timeout)
+    return *_lanes(ranks, device, timeout, side), side
+
+
+def _lanes(
+    ranks: list[int], device: torch.device, timeout: float, side: dist.ProcessGroup
+) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """The groups to higher and to lower ranks.
 
     Gloo tells messages apart by their tags. Others go by their order, so that what goes up and what
     goes down may not be on one.
     """
-
-    def new(backend: str | None) -> dist.ProcessGroup:
-        made = dist.new_group(
-            ranks,
-            timeout=timedelta(seconds=timeout),
-            backend=backend,
-            use_local_synchronization=True,
-            group_desc="tenure.pipeline",
-        )
-        assert isinstance(made, dist.ProcessGroup)
-        return made
-
-    side = new("gloo")
     if device.type == "cpu":
-        return side, side, side
-    return new(None), new(None), side
+        return side, side
+    return _new_group(ranks, None, timeout), _new_group(ranks, None, timeout)
+
+
+def _new_group(ranks: list[int], backend: str | None, timeout: float) -> dist.ProcessGroup:
+    made = dist.new_group(
+        ranks,
+        timeout=timedelta(seconds=timeout),
+        backend=backend,
+        use_local_synchronization=True,
+        group_desc="tenure.pipeline",
+    )
+    assert isinstance(made, dist.ProcessGroup)
+    return made
+
+
+@dataclass(frozen=True)
+class _Word:
+    """What ranks tell each other before the first step."""
+
+    error: str = ""
+    schedule: str = ""
+
+
+def _exchange(mine: _Word, side: dist.ProcessGroup) -> list[_Word]:
+    heard: list[Any] = [None] * dist.get_world_size(side)
+    dist.all_gather_object(heard, mine, group=side)
+    return heard
+
+
+def _tell_others(group: object, timeout: float, error: Exception) -> None:
+    """The others wait in the group that this rank would have made: they are told why it does not.
+
+    Nobody can be told without a group. What fails here is less than the error that is told.
+    """
+    with suppress(Exception):
+        ranks = dist.get_process_group_ranks(_group_of(group))
+        seconds = timeout if _is_timeout(timeout) else _TIMEOUT
+        side = _new_group(ranks, "gloo", seconds)
+        _exchange(_Word(error=f"{type(error).__name__}: {error}"), side)
 
 
 def _require_same(schedule: Schedule, side: dist.ProcessGroup) -> None:
-    """Raises InputError if another rank has another schedule."""
-    mine = (schedule.name, hashlib.sha256(schedule.csv().encode()).hexdigest())
-    theirs: list[tuple[str, str] | None] = [None] * dist.get_world_size(side)
-    dist.all_gather_object(theirs, mine, group=side)
-    others = [rank for rank, other in enumerate(theirs) if other != theirs[0]]
+    """Raises CollectiveError if another rank has failed, InputError if it has another schedule."""
+    digest = hashlib.sha256(schedule.csv().encode()).hexdigest()
+    heard = _exchange(_Word(schedule=f"{schedule.name} {digest}"), side)
+    failed = [f"rank {rank}: {word.error}" for rank, word in enumerate(heard) if word.error]
+    if failed:
+        raise CollectiveError(f"the pipeline cannot be made: it failed on {'; on '.join(failed)}")
+    others = [rank for rank, word in enumerate(heard) if word != heard[0]]
     if others:
         raise InputError(
             f"rank {', '.join(map(str, others))} has another schedule than rank 0: pass the same "

@@ -224,3 +224,39 @@ def test_a_loss_that_trains_nothing_is_refused_in_training_only() -> None:
     assert first.startswith("CollectiveError: rank 1 failed in the forward of stage 1")
     assert second.startswith("InputError: the loss of a microbatch has no gradient")
     assert (first_evaluates, second_evaluates) == (False, True)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "stages": ({"stage": [Stage(), Stage()]}, "schedule '1f1b' has 1 stage a rank, not 2"),
+    "nothing": ({"stage": []}, "stage is a module or a list of modules, not []"),
+    "loss": ({"loss": 3}, "loss is a function of an output and a target, not 3"),
+    "schedule": ({"schedule": "2f2b"}, "there is no schedule '2f2b'"),
+    "timeout": ({"timeout": -1}, "timeout is a number of seconds up to a day, not -1"),
+    "seconds": ({"timeout": "10"}, "timeout is a number of seconds up to a day, not '10'"),
+}
+
+
+def wrong_on_one(rank: int, _ranks: int, culprit: int) -> dict[str, tuple[str, float]]:
+    said = {}
+    for name, (wrong, _) in WRONG.items():
+        right = {"stage": Stage(), "schedule": "1f1b", "loss": mean, "timeout": 30}
+        begin = time.monotonic()
+        try:
+            tenure.Pipeline(**(right | wrong if rank == culprit else right), microbatches=8)
+        except (tenure.InputError, tenure.CollectiveError) as error:
+            said[name] = f"{type(error).__name__}: {error}", time.monotonic() - begin
+    pipe = tenure.Pipeline(Stage(), "1f1b", 8, loss=mean, timeout=30)
+    pipe.step(torch.ones(32, 64), target=torch.ones(32, 64))
+    return said
+
+
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_a_rank_with_a_wrong_argument_is_named_at_once_by_the_others(culprit: int) -> None:
+    """And the ranks can make another pipeline then."""
+    for rank, said in enumerate(run_ranks(wrong_on_one, 3, culprit)):
+        for name, (_, words) in WRONG.items():
+            text, seconds = said[name]
+            told = f"the pipeline cannot be made: it failed on rank {culprit}: InputError: {words}"
+            own = f"InputError: {words}"
+            assert text.startswith(own if rank == culprit else f"CollectiveError: {told}")
+            assert seconds < 10
