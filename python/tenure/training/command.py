@@ -49,7 +49,8 @@ def train(**given: Any) -> None:
     """Train a GPT-2 or a Llama, and show that its memory stays within bounds.
 
     It ends with the memory of each rank against its bound, whether it stayed flat, and a page of
-    who held it. The names of llm.c's and InfiniTrain's flags work too, with _ or with -.
+    who held it. A flag's second name is what llm.c or InfiniTrain calls it; write it with _ or
+    with -. Their flags that are not listed here are not known.
 
       tenure train
 

@@ -66,6 +66,7 @@ def plan_of(flags: Flags, world: World | None) -> Plan:
     Raises:
         InputError: They contradict each other.
     """
+    _require_text(flags)
     _require_figures(flags)
     ranks, dp = _ranks(flags, world)
     model, size = _model(flags)
@@ -142,6 +143,16 @@ def _sinks(names: str) -> list[str]:
 
 def _alerts(rules: str) -> list[str]:
     return [alert.rule for alert in alerts_of([one for one in rules.split(",") if one.strip()])]
+
+
+def _require_text(flags: Flags) -> None:
+    """Raises InputError for bytes that a shell passes on and that are no text."""
+    for name, value in asdict(flags).items():
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag} {value!r} is no text in UTF-8: choose another") from None
 
 
 def _require_figures(flags: Flags) -> None:

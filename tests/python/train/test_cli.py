@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from tenure.cli import app
@@ -73,6 +74,8 @@ def text_file(path: Path, text: str) -> str:
         (["--size", "7B"], "its sizes are tiny, 124M"),
         (["--weights", "no-such-folder"], "no-such-folder does not exist"),
         (["--prompt", ""], "prompt"),
+        (["--prompt", "\udcc3("], r"--prompt '\udcc3(' is no text in UTF-8"),
+        (["--data", "\udcc3.txt"], r"--data '\udcc3.txt' is no text in UTF-8"),
         (["--beta2", "1.5"], "beta2"),
         (["--resume", "--overwrite"], "choose one"),
         (["--learning-rate", "inf"], "--learning-rate is a finite number, not inf"),
@@ -128,6 +131,28 @@ def test_a_process_says_it_too(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bytes_that_are_no_text_are_told_in_a_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tenure", "train", "--prompt", b"\xc3(", "--out", "run"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == r"tenure: --prompt '\udcc3(' is no text in UTF-8: choose another" + "\n"
+
+
+def test_the_tutorial_lists_the_names_that_others_have_for_flags() -> None:
+    tutorial = (Path(__file__).parents[3] / "docs" / "tutorial.md").read_text()
+    _, _, rest = tutorial.partition("| ours | theirs |")
+    table = rest.partition("\n\n")[0]
+    flags = [option.opts for option in get_command(app).commands["train"].params]
+    others = [name.replace("-", "_") for names in flags for name in names[1:]]
+    assert others
+    assert [name for name in others if f"`{name.replace('__', '--')}`" not in table] == []
+    known = {name for names in flags for name in names}
+    listed = re.findall(r"`(--[a-z_-]+)`", table)
+    assert [name for name in listed if name.replace("_", "-") not in known] == []
 
 
 # --- folders with a run in them ------------------------------------------------------------------
