@@ -17,6 +17,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <new>
 #include <span>
 #include <stop_token>
 #include <thread>
@@ -27,6 +28,7 @@ namespace {
 
 constexpr size_t kMostTold = 256;    // intervals that wait for a reader
 constexpr size_t kMostRecent = 128;  // rows that are remembered
+constexpr size_t kMostBegun = 64;    // rows that wait for the rest of their figures
 
 MonitorOptions checked(MonitorOptions options) {
   if (options.every == 0) {
@@ -60,7 +62,7 @@ struct Monitor::State {
   std::optional<std::thread::id> stepper;
   uint64_t steps = 0;
 
-  // The monitor's own thread's.
+  // The telling thread's.
   at::Tensor words;
   std::unique_ptr<Reduction> reduction;
   std::unique_ptr<Board> board;
@@ -72,6 +74,8 @@ struct Monitor::State {
 
   mutable std::mutex mutex;
   std::condition_variable_any changed;
+  std::deque<Row> begun;
+  uint64_t not_begun = 0;  // intervals after those in `begun` whose rows were not kept
   std::deque<Row> due;
   uint64_t skipped = 0;  // intervals after those in `due` whose rows were not kept
   std::deque<Told> told;
@@ -79,21 +83,77 @@ struct Monitor::State {
   std::deque<Row> recent;
   std::vector<std::optional<uint32_t>> extremes;
   bool closing = false;
+  bool sampled = false;  // all that will be
   bool ended = false;
 
-  std::jthread thread;  // last: it uses all of the above
+  // Last: they use all of the above.
+  std::jthread thread;   // takes what is due to the other ranks, and may wait for them
+  std::jthread sampler;  // reads what the system says when the training thread has begun a row
 
   [[nodiscard]] bool inherited() const { return generation != fork_generation(); }
+
+  // Other ranks count on a collective for each interval, so what cannot be kept is counted.
+  static void add(std::deque<Row>& rows, uint64_t& left_out, size_t most, const Row& row) {
+    if (left_out > 0 || rows.size() >= most) {
+      ++left_out;
+      return;
+    }
+    try {
+      rows.push_back(row);
+    } catch (const std::bad_alloc&) {
+      ++left_out;
+    }
+  }
+
+  // Nullopt: none. A row without a time: one that was left out.
+  static std::optional<Row> take(std::deque<Row>& rows, uint64_t& left_out) {
+    if (!rows.empty()) {
+      auto row = rows.front();
+      rows.pop_front();
+      return row;
+    }
+    if (left_out > 0) {
+      --left_out;
+      return Row();
+    }
+    return std::nullopt;
+  }
 
   void hand_over(const Row& row) {
     {
       const std::lock_guard lock(mutex);
-      // Other ranks count on a collective for each interval, so what cannot be kept is counted.
-      if (skipped > 0 || due.size() >= options.most_due) {
-        ++skipped;
-      } else {
-        due.push_back(row);
+      add(begun, not_begun, kMostBegun, row);
+    }
+    changed.notify_all();
+  }
+
+  std::optional<Row> next_begun() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return closing || !begun.empty() || not_begun > 0; });
+    return take(begun, not_begun);
+  }
+
+  // A row is of its step also when another rank is late: this thread waits for none.
+  void sample() {
+    ::pthread_setname_np(::pthread_self(), "tenure-sample");
+    while (auto row = next_begun()) {
+      if (row->when != 0) {
+        try {
+          sampling.finish(*row);
+          remember(*row);
+        } catch (const std::bad_alloc&) {
+          // What is known of it is told; the next one may find memory.
+        }
       }
+      {
+        const std::lock_guard lock(mutex);
+        add(due, skipped, options.most_due, *row);
+      }
+      changed.notify_all();
+    }
+    {
+      const std::lock_guard lock(mutex);
+      sampled = true;
     }
     changed.notify_all();
   }
@@ -101,17 +161,8 @@ struct Monitor::State {
   // What is to be told next; nullopt: nothing more.
   std::optional<Row> next_due() {
     std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return closing || !due.empty() || skipped > 0; });
-    if (!due.empty()) {
-      auto row = due.front();
-      due.pop_front();
-      return row;
-    }
-    if (skipped > 0) {
-      --skipped;
-      return Row();
-    }
-    return std::nullopt;
+    changed.wait(lock, [&] { return sampled || !due.empty() || skipped > 0; });
+    return take(due, skipped);
   }
 
   void run(const std::stop_token& stop) {
@@ -129,32 +180,56 @@ struct Monitor::State {
   }
 
   // False: asked to stop.
-  bool tell(Row& row, const std::stop_token& stop) {
-    if (row.when != 0) {
-      sampling.finish(row);
-      remember(row);
-    }
-    Told out;
-    out.number = ++number;
-    out.own = row;
+  bool tell(const Row& row, const std::stop_token& stop) {
+    ++number;
     const std::span<int64_t> all(words.mutable_data_ptr<int64_t>(), words.numel());
     write_words(row, options.rank, options.stage, all);
-    if (reduction && lost.empty()) {
-      try {
-        if (!together(out, stop)) {
-          return false;
-        }
-      } catch (const std::exception& error) {
-        lost = error.what();
-        write_words(row, options.rank, options.stage, all);
-      }
+    if (reduction && !reduce(row, stop)) {
+      return false;
     }
+    try {
+      report(row, all);
+    } catch (const std::bad_alloc&) {
+      // There is no memory to tell this interval with. The program may have caught that too.
+    }
+    return true;
+  }
+
+  bool shows_rows() const {
+    return options.rows_every != 0 && number % options.rows_every == 1 % options.rows_every;
+  }
+
+  // Makes of `words` those of all ranks. False: asked to stop.
+  bool reduce(const Row& row, const std::stop_token& stop) {
+    try {
+      if (shows_rows()) {
+        on_board([&](Board& rows) { rows.post(row); });
+      }
+      const bool done = reduction->reduce(words, stop);
+      collectives = reduction->collectives();
+      return done;
+    } catch (const std::exception& error) {
+      lost = error.what();
+    }
+    reduction.reset();  // others that wait for this rank see that it has left
+    write_words(row, options.rank, options.stage,
+                {words.mutable_data_ptr<int64_t>(), static_cast<size_t>(words.numel())});
+    return true;
+  }
+
+  void report(const Row& row, std::span<const int64_t> all) {
+    Told out;
+    out.number = number;
+    out.own = row;
     out.lost = lost;
+    if (reduction) {
+      read_others(out, all);
+    }
     if (row.when != 0) {
       remember_extremes(all);
     }
     if (!options.reads || row.when == 0) {
-      return true;
+      return;
     }
     if (out.found.empty()) {
       out.found = read_words(all);
@@ -167,22 +242,11 @@ struct Monitor::State {
       out.rows.push_back(row);
     }
     keep_for_reader(std::move(out));
-    return true;
   }
 
-  // The figures of all ranks. False: asked to stop.
-  bool together(Told& out, const std::stop_token& stop) {
-    const bool shows =
-        options.rows_every != 0 && number % options.rows_every == 1 % options.rows_every;
-    if (shows) {
-      on_board([&](Board& rows) { rows.post(out.own); });
-    }
-    const bool done = reduction->reduce(words, stop);
-    collectives = reduction->collectives();
-    if (!done) {
-      return false;
-    }
-    out.found = read_words({words.const_data_ptr<int64_t>(), static_cast<size_t>(words.numel())});
+  // The figures of all ranks.
+  void read_others(Told& out, std::span<const int64_t> all) {
+    out.found = read_words(all);
     out.peak_rank = peak_rank(out.found);
     on_board([&](Board& rows) {
       rows.tidy();
@@ -191,11 +255,10 @@ struct Monitor::State {
       } else if (options.reads_rows) {
         out.peak_row = rows.peak(number, options.patience);
       }
-      if (shows && options.reads_rows) {
+      if (shows_rows() && options.reads_rows) {
         out.rows = rows.all();
       }
     });
-    return true;
   }
 
   // A store that fails costs rows and nothing else.
@@ -252,6 +315,7 @@ struct Monitor::State {
       changed.notify_all();
       changed.wait_for(lock, patience, [&] { return ended; });
     }
+    sampler = {};
     thread = {};  // asks it to stop and joins
     // Others that wait for this rank see that it has left.
     board.reset();
@@ -263,9 +327,15 @@ Monitor::Monitor(MonitorOptions options, std::unique_ptr<Reduction> reduction,
                  std::unique_ptr<Board> board)
     : state_(std::make_unique<State>(checked(std::move(options)), std::move(reduction),
                                      std::move(board))) {
-  state_->thread =
-      quiet_thread("the monitor's thread",
-                   [state = state_.get()](const std::stop_token& stop) { state->run(stop); });
+  auto* state = state_.get();
+  state->sampler = quiet_thread("the monitor's first thread", [state] { state->sample(); });
+  try {
+    state->thread = quiet_thread("the monitor's second thread",
+                                 [state](const std::stop_token& stop) { state->run(stop); });
+  } catch (...) {
+    state->close(std::chrono::milliseconds(0));
+    throw;
+  }
 }
 
 Monitor::~Monitor() {

@@ -1,9 +1,10 @@
 // Monitor: every so many steps, what all ranks have of memory, and which rank has most of it.
 //
 // The training thread hands over what it read and goes on; a thread of the monitor's own adds what
-// the system says, reduces it with the other ranks' (issued at one interval, known by the next) and
-// keeps the result for whoever asks. A rank that leaves costs the others its figures and nothing
-// else: from then on each tells its own.
+// the system says, and another reduces it with the other ranks' (issued at one interval, known by
+// the next) and keeps the result for whoever asks. So a row is of its step also when a rank is
+// late. A rank that leaves costs the others its figures and nothing else: from then on each tells
+// its own. An interval for which there is no memory is not told.
 //
 // Threading: step() on one thread, the first that calls it. close() on any, once step() is not
 // called any more. next(), recent(), extremes() and collectives() on any. Nothing here takes the
@@ -38,7 +39,7 @@ struct MonitorOptions {
   bool reads_rows = true;
   size_t most_due = 4096;  // rows that are kept for a rank that is behind; more are counted
   std::chrono::milliseconds patience{5000};  // for a row that another rank shows
-  // Called with each row of this rank on the monitor's thread. It must not throw.
+  // Called with each row of this rank on a thread of the monitor's. It must not throw.
   // NOLINTNEXTLINE(readability-redundant-member-init): so that it may be left out
   std::function<void(const Row&)> keep{};
 };

@@ -61,6 +61,23 @@ Sampling::Sampling()
   const auto now = Sampler::shared().sample();
   peaks_[rss].seen = now.process.peak_rss.value_or(0);
   peaks_[rss].top = peaks_[rss].seen;
+  const auto devices = sample_allocators();
+  if (const auto* own = own_device(devices)) {
+    follow(*own);
+  }
+}
+
+// What its allocator has had before is no interval's.
+void Sampling::follow(const DeviceSample& device) {
+  device_ = device.device;
+  meter_.emplace(device.device);
+  std::fill_n(peaks_.begin(), static_cast<size_t>(rss), Peak{});
+  if (device.allocator) {
+    peaks_[allocated].seen = device.allocator->allocated.peak;
+    peaks_[active].seen = device.allocator->active.peak;
+    peaks_[inactive].seen = device.allocator->inactive.peak;
+    peaks_[reserved].seen = device.allocator->reserved.peak;
+  }
 }
 
 std::optional<int64_t> Sampling::Peak::risen(int64_t told) {
@@ -89,15 +106,11 @@ Row Sampling::begin(uint64_t step, uint64_t steps) {
 }
 
 void Sampling::read_device(Row& row, const DeviceSample& device) {
+  const bool first = !device_;  // it came into use in this interval: its peaks are all of it
   if (device_ != device.device) {
-    device_ = device.device;
-    meter_.emplace(device.device);
-    std::fill_n(peaks_.begin(), static_cast<size_t>(rss), Peak{});
-    if (device.allocator) {
-      peaks_[allocated].seen = device.allocator->allocated.peak;
-      peaks_[active].seen = device.allocator->active.peak;
-      peaks_[inactive].seen = device.allocator->inactive.peak;
-      peaks_[reserved].seen = device.allocator->reserved.peak;
+    follow(device);
+    if (first) {
+      std::fill_n(peaks_.begin(), static_cast<size_t>(rss), Peak{});
     }
   }
   const auto set = [&](const Gauge& gauge, Which which, K current, K peak, K top) {
@@ -115,7 +128,7 @@ void Sampling::read_device(Row& row, const DeviceSample& device) {
     set(gauges->reserved, reserved, K::device_reserved, K::device_reserved_peak,
         K::device_reserved_top);
     if (meter_ && meter_->precision() == Meter::Precision::traced) {
-      const auto peak = meter_->read().peak;
+      const auto peak = std::max(meter_->read().peak, first ? gauges->allocated.peak : 0);
       peaks_[allocated].top = std::max(peaks_[allocated].top, peak);
       row.set(K::device_allocated_peak, peak);
       row.set(K::device_allocated_top, peaks_[allocated].top);

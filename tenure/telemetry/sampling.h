@@ -40,6 +40,7 @@ class Sampling {
   };
   enum Which : uint8_t { allocated, active, inactive, reserved, rss, kPeaks };
 
+  void follow(const DeviceSample& device);
   void read_device(Row& row, const DeviceSample& device);
   static void read_ledger(Row& row);
   static void read_driver(Row& row, const DriverSample& driver);

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -205,7 +206,11 @@ void Signals::run() const {
     if (got != 1 || note == kStop) {
       return;
     }
-    before_(note);
+    try {
+      before_(note);
+    } catch (const std::bad_alloc&) {
+      // The signal takes its course also when there is no memory left.
+    }
     pass_on(note);
   }
 }

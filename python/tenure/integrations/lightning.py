@@ -50,7 +50,7 @@ def monitor_callback(monitor: Monitored) -> Any:
             monitor.close()
 
         def on_exception(self, _trainer: object, _module: object, error: BaseException) -> None:
-            if isinstance(error, Exception):  # and not Ctrl-C
+            if not isinstance(error, KeyboardInterrupt):  # its SIGTERM is a SystemExit
                 monitor.failed(error)
             monitor.close()
 

@@ -136,6 +136,8 @@ def alerts_of(given: Sequence[AlertSpec] | AlertSpec) -> list[Alert]:
         and len(given) == 2
         and (given[1] in ("log", "stop") or callable(given[1]))
     )
+    if not one_alone and not isinstance(given, list | tuple):
+        raise InputError(f"alerts is a rule such as 'headroom < 5%', or several, not {given!r}")
     several = cast("Sequence[AlertSpec]", [given] if one_alone else given)
     return [_alert(one) for one in several]
 

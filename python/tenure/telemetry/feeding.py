@@ -30,7 +30,7 @@ class Feeder:
     - A sink whose `open` or one `write` takes longer than `patience` is dropped.
 
     Whatever befalls one, others and the program go on. Each sink gets at most one warning (logger
-    ``tenure.telemetry``): when it is dropped, else at `close` if it has lost intervals. Until then
+    ``tenure.telemetry``): when it is dropped, or when it has written one interval and lost others.
     `dropped` counts them.
 
     The threads are daemons: Python waits at exit for all others, and a client that hangs must not
@@ -157,6 +157,9 @@ class _Line:
                 self._is_writing = False
                 # A write that was given up has been counted.
                 self.lost += error is not None and not self.is_dropped
+                loses = self.lost > 0 and error is None and not self.is_dropped
+            if loses:
+                self._tell("loses intervals: it is slow, or fails at times")
             failures = 0 if error is None else failures + 1
             if error is not None and failures == _FAILURES:
                 self._drop(f"it failed {failures} times in a row ({_said(error)})")

@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -98,6 +99,7 @@ class Monitor:
     ) -> None:
         """Waits until all ranks have made theirs."""
         stage = found_coordinates().get("stage", 0) if stage is None else stage
+        wait = timeout if _is_time(timeout) else 60.0
         grouped = dist.is_available() and dist.is_initialized()
         writes = writer == (dist.get_rank(group) if grouped else 0)
         made: list[all_sinks.Sink] = []
@@ -106,6 +108,15 @@ class Monitor:
         try:
             _need_number(every, 1, "every is a number of steps, 1 or more")
             _need_number(stage, 0, "stage is a number, 0 or more")
+            _need_number(writer, 0, "writer is a rank of the group")
+            if not _is_time(timeout):
+                raise InputError(f"timeout is a number of seconds, not {timeout!r}")
+            if flight_recorder not in (True, False, "quiet"):
+                raise InputError(
+                    f"flight_recorder is True, False or 'quiet', not {flight_recorder!r}"
+                )
+            if not isinstance(folder, str | os.PathLike):
+                raise InputError(f"folder is a path, not {folder!r}")
             rules = alerts_of(alerts)
             folder = need_folder(Path(folder).absolute(), "the monitor")
             names = None if compat is None else names_like(compat)
@@ -115,16 +126,26 @@ class Monitor:
                 )
         except InputError as error:
             failure = str(error)  # the others wait for this rank: they are to know, too
-        meeting = meet(
-            group,
-            settings={"every": every, "writer": writer, "alerts": [one.text() for one in rules]},
-            stage=0 if failure else stage,
-            node=_node,
-            failure=failure,
-            timeout=timeout,
-        )
-        if not 0 <= writer < meeting.ranks:
-            raise InputError(f"there is no rank {writer} to write: there are {meeting.ranks}")
+        except Exception as error:  # noqa: BLE001  of whatever kind
+            failure = f"{type(error).__name__}: {error}"
+        try:
+            meeting = meet(
+                group,
+                settings={
+                    "every": str(every),
+                    "writer": str(writer),
+                    "alerts": [one.text() for one in rules],
+                },
+                stage=0 if failure else stage,
+                node=_node,
+                failure=failure,
+                timeout=wait,
+            )
+            if not 0 <= writer < meeting.ranks:
+                raise InputError(f"there is no rank {writer} to write: there are {meeting.ranks}")
+        except BaseException:
+            _give_back(made, sinks)
+            raise
         self._grouped = meeting.ranks > 1
         self._stops = any(rule.action == "stop" for rule in rules)
         self._intervals = 0
@@ -239,6 +260,19 @@ class Monitor:
 def _need_number(value: object, least: int, what: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InputError(f"{what}, not {value!r}")
+
+
+def _give_back(made: list[all_sinks.Sink], given: object) -> None:
+    """What was made of names: a port, say, is free for the next monitor."""
+    own = given if isinstance(given, list | tuple) else [given]
+    for sink in made:
+        if not any(sink is one for one in own):
+            with suppress(Exception):
+                sink.close()
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _ring(folder: str | Path, meeting: Meeting, stage: int) -> _C.TelemetryRing:
@@ -368,18 +402,19 @@ class _Telling:
         self._say(told)
         broken = self._watch.look(figures)
         figures = replace(figures, alerts=tuple(what.text for _, what in broken))
-        for alert, what in broken:
-            if callable(alert.action):
-                self._call(alert.action, what)
-            elif alert.action == "stop":
-                self._stop = self._stop or (told.number, what.text)
-            elif self._logs:
-                _log.warning("%s", what.text)
-        with self._changed:
+        with self._changed:  # first: training may wait for it, and a function may take its time
+            for alert, what in broken:
+                if alert.action == "stop":
+                    self._stop = self._stop or (told.number, what.text)
             self._done = told.number
             self._changed.notify_all()
         self.latest = figures
         self.feeder.feed(figures)
+        for alert, what in broken:
+            if callable(alert.action):
+                self._call(alert.action, what)
+            elif alert.action != "stop" and self._logs:
+                _log.warning("%s", what.text)
 
     def _call(self, function: Callable[[Broken], None], what: Broken) -> None:
         try:

@@ -111,6 +111,15 @@ def test_the_trainer_of_lightning_closes_it_when_it_fails(tmp_path: Path) -> Non
     assert monitor.calls == ["step", "step", "failed: out of memory", "close"]
 
 
+def test_what_lightning_makes_of_a_signal_is_a_failure() -> None:
+    pytest.importorskip("lightning", reason="its callback is one of Lightning's")
+    monitor = Monitor()
+    callback = with_lightning.monitor_callback(monitor)
+    callback.on_exception(None, None, SystemExit("SIGTERM"))
+    callback.on_exception(None, None, KeyboardInterrupt())
+    assert monitor.calls == ["failed: SIGTERM", "close", "close"]
+
+
 @pytest.mark.parametrize("integration", [with_transformers, with_lightning])
 def test_what_is_no_monitor_is_refused(integration: Any) -> None:
     for wrong in (None, Monitor):

@@ -180,8 +180,15 @@ def test_the_console_has_a_line_an_interval(capsys: pytest.CaptureFixture[str]) 
     (line,) = console(interval(1200), capsys)
     assert line == (
         "step 1200 · device 60,040.0 MB on rank 2, stage 0 · headroom 24.9 % on rank 2 · "
-        "+1.2 MB/step · full at step 4,200 (3,700 to 5,200)"
+        "+1.2 MB/step · full at step 4,200 (3,700 to 5,200) on rank 0"
     )
+
+
+def test_a_range_of_the_forecast_is_one_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    given = interval(1200)
+    latest = given.world["steps_left_latest"]
+    mixed = replace(given, world=given.world | {"steps_left_latest": replace(latest, rank=1)})
+    assert console(mixed, capsys)[0].endswith("full at step 4,200 on rank 0")
 
 
 def test_the_console_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

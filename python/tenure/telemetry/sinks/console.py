@@ -53,7 +53,8 @@ def summary(figures: Figures) -> str:
     if (growth := world.get(f"{at}_growth_bytes_per_step")) is not None:
         parts.append(f"{'+' if growth.value >= 0 else '-'}{size(abs(growth.value))}/step")
     if (forecast := world.get("steps_left")) is not None:
-        parts.append(f"full at step {figures.step + forecast.value:,}" + _between(figures))
+        full = f"full at step {figures.step + forecast.value:,}{_between(figures)}"
+        parts.append(f"{full} {_rank(figures, forecast)}")
     if figures.dropped:
         parts.append(f"{many(figures.dropped, 'interval')} lost by slow sinks")
     return " · ".join(part.rstrip() for part in parts)
@@ -71,8 +72,10 @@ def _whose(figures: Figures, key: str) -> str:
 
 
 def _between(figures: Figures) -> str:
-    earliest = figures.world.get("steps_left_earliest")
-    latest = figures.world.get("steps_left_latest")
-    if earliest is None or latest is None:
+    """Each is the lowest of all ranks': only those of one rank are a range."""
+    typical, earliest, latest = (
+        figures.world.get(key) for key in ("steps_left", "steps_left_earliest", "steps_left_latest")
+    )
+    if earliest is None or latest is None or len({typical.rank, earliest.rank, latest.rank}) > 1:
         return ""
     return f" ({figures.step + earliest.value:,} to {figures.step + latest.value:,})"
