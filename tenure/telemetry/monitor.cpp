@@ -141,8 +141,7 @@ struct Monitor::State {
         try {
           sampling.finish(*row);
           remember(*row);
-        } catch (const std::bad_alloc&) {
-          // What is known of it is told; the next one may find memory.
+        } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): what is known is told
         }
       }
       {
@@ -189,8 +188,7 @@ struct Monitor::State {
     }
     try {
       report(row, all);
-    } catch (const std::bad_alloc&) {
-      // There is no memory to tell this interval with. The program may have caught that too.
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the next one may be told
     }
     return true;
   }

@@ -208,8 +208,7 @@ void Signals::run() const {
     }
     try {
       before_(note);
-    } catch (const std::bad_alloc&) {
-      // The signal takes its course also when there is no memory left.
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): it takes its course
     }
     pass_on(note);
   }

@@ -100,7 +100,8 @@ def test_the_highest_rank_and_stage_are_what_the_os_says(
 def test_which_rank_writes_makes_no_difference(by_writer: dict[int, Any]) -> None:
     first, last = by_writer[0][0][1][-1], by_writer[3][3][1][-1]
     assert first.peak_rank == last.peak_rank == 2
-    assert first.world.keys() == last.world.keys()
+    # On a plateau some interval's highest may be no new one, which the kernel does not tell then.
+    assert first.world.keys() ^ last.world.keys() <= {"host_rss_peak_bytes"}
     assert first.world["host_rss_bytes"].rank == last.world["host_rss_bytes"].rank
 
 
