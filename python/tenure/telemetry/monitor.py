@@ -109,14 +109,10 @@ class Monitor:
             _need_number(every, 1, "every is a number of steps, 1 or more")
             _need_number(stage, 0, "stage is a number, 0 or more")
             _need_number(writer, 0, "writer is a rank of the group")
-            if not _is_time(timeout):
-                raise InputError(f"timeout is a number of seconds, not {timeout!r}")
-            if flight_recorder not in (True, False, "quiet"):
-                raise InputError(
-                    f"flight_recorder is True, False or 'quiet', not {flight_recorder!r}"
-                )
-            if not isinstance(folder, str | os.PathLike):
-                raise InputError(f"folder is a path, not {folder!r}")
+            _need(_is_time(timeout), "timeout is a number of seconds", timeout)
+            records = flight_recorder in (True, False, "quiet")
+            _need(records, "flight_recorder is True, False or 'quiet'", flight_recorder)
+            _need(isinstance(folder, str | os.PathLike), "folder is a path", folder)
             rules = alerts_of(alerts)
             folder = need_folder(Path(folder).absolute(), "the monitor")
             names = None if compat is None else names_like(compat)
@@ -141,8 +137,7 @@ class Monitor:
                 failure=failure,
                 timeout=wait,
             )
-            if not 0 <= writer < meeting.ranks:
-                raise InputError(f"there is no rank {writer} to write: there are {meeting.ranks}")
+            _need_writer(writer, meeting.ranks)
         except BaseException:
             _give_back(made, sinks)
             raise
@@ -257,9 +252,18 @@ class Monitor:
         return f"<tenure.Monitor: step {now.step}, rank {now.peak_rank} of {now.ranks} has most>"
 
 
-def _need_number(value: object, least: int, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+def _need(holds: bool, what: str, value: object) -> None:
+    if not holds:
         raise InputError(f"{what}, not {value!r}")
+
+
+def _need_number(value: object, least: int, what: str) -> None:
+    _need(isinstance(value, int) and not isinstance(value, bool) and value >= least, what, value)
+
+
+def _need_writer(writer: int, ranks: int) -> None:
+    if writer >= ranks:
+        raise InputError(f"there is no rank {writer} to write: there are {ranks}")
 
 
 def _give_back(made: list[all_sinks.Sink], given: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import textwrap
@@ -43,7 +44,7 @@ def one_is_late(rank: int, _world_size: int) -> list[int]:
 def test_rows_are_of_their_steps_also_when_a_rank_is_late() -> None:
     told, _ = run_ranks(one_is_late, 2)
     assert len(told) == 5, "the ring does not wait for the other rank either"
-    growth = [after - before for before, after in zip(told, told[1:], strict=False)]
+    growth = [after - before for before, after in itertools.pairwise(told)]
     assert all(14 * MIB < grown < 40 * MIB for grown in growth), growth
 
 

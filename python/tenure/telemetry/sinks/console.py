@@ -73,9 +73,9 @@ def _whose(figures: Figures, key: str) -> str:
 
 def _between(figures: Figures) -> str:
     """Each is the lowest of all ranks': only those of one rank are a range."""
-    typical, earliest, latest = (
-        figures.world.get(key) for key in ("steps_left", "steps_left_earliest", "steps_left_latest")
-    )
-    if earliest is None or latest is None or len({typical.rank, earliest.rank, latest.rank}) > 1:
+    earliest = figures.world.get("steps_left_earliest")
+    latest = figures.world.get("steps_left_latest")
+    ranks = {figures.world["steps_left"].rank}
+    if earliest is None or latest is None or ranks != {earliest.rank} | {latest.rank}:
         return ""
     return f" ({figures.step + earliest.value:,} to {figures.step + latest.value:,})"
