@@ -77,24 +77,24 @@ class Done : public Fence::Point {
 
 Pending::Pending() = default;
 Pending::Pending(const std::function<Work()>& begin) {
-  try {
-    works_.push_back(begin());
-  } catch (const std::exception&) {
-    refused_ = std::current_exception();
-  }
+  start([&] { works_.push_back(begin()); });
 }
 Pending::Pending(const std::function<std::vector<Work>()>& begin, Alias from, Alias into)
     : tensors_{std::move(from), std::move(into)}, messages_(true) {
-  try {
-    works_ = begin();
-  } catch (const std::exception&) {
-    refused_ = std::current_exception();
-  }
+  start([&] { works_ = begin(); });
 }
 Pending::Pending(Pending&&) noexcept = default;
 Pending& Pending::operator=(Pending&&) noexcept = default;
 Pending::~Pending() {
   works_.clear();  // before what they read and write
+}
+
+void Pending::start(const std::function<void()>& begin) {
+  try {
+    begin();
+  } catch (const std::exception&) {
+    refused_ = std::current_exception();
+  }
 }
 
 void Pending::wait(std::chrono::milliseconds timeout, const Words& what) const {
@@ -145,13 +145,17 @@ Collectives::Collectives(Collectives&&) noexcept = default;
 Collectives& Collectives::operator=(Collectives&&) noexcept = default;
 Collectives::~Collectives() = default;
 
-template <class Do>
-void Collectives::for_others(Do todo) const {
+template <class Pair>
+std::vector<Work> Collectives::with_others(Pair pair) const {
+  std::vector<Work> out;
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
     if (rank != rank_) {
-      todo(rank);
+      auto [from, to] = pair(rank);
+      out.push_back(std::move(from));
+      out.push_back(std::move(to));
     }
   }
+  return out;
 }
 
 bool Collectives::by_messages(const at::Tensor& tensor) const {
@@ -169,12 +173,10 @@ Pending Collectives::gather(at::Tensor whole) {
     return gather_into(*group_, whole.view(at::kByte), own.view(at::kByte));
   }
   const auto begin = [&] {
-    std::vector<Work> messages;
-    for_others([&](uint32_t other) {
-      messages.push_back(receive(*group_, whole.narrow(0, other * size, size), other, kGather));
-      messages.push_back(send(*group_, own, other, kGather));
+    return with_others([&](uint32_t other) {
+      return std::pair{receive(*group_, whole.narrow(0, other * size, size), other, kGather),
+                       send(*group_, own, other, kGather)};
     });
-    return messages;
   };
   return {begin, Alias(own, owner()), Alias(whole, owner())};
 }
@@ -191,13 +193,11 @@ Sum Collectives::reduce(at::Tensor whole) {
   }
   auto incoming = at::empty({size * (ranks_ - 1)}, whole.options());
   const auto begin = [&] {
-    std::vector<Work> messages;
-    for_others([&](uint32_t other) {
+    return with_others([&](uint32_t other) {
       const auto at = other < rank_ ? other : other - 1;
-      messages.push_back(receive(*group_, incoming.narrow(0, at * size, size), other, kReduce));
-      messages.push_back(send(*group_, whole.narrow(0, other * size, size), other, kReduce));
+      return std::pair{receive(*group_, incoming.narrow(0, at * size, size), other, kReduce),
+                       send(*group_, whole.narrow(0, other * size, size), other, kReduce)};
     });
-    return messages;
   };
   auto own = Alias(whole.narrow(0, rank_ * size, size), owner());
   return {{begin, Alias(whole, owner()), Alias(incoming, owner())},

@@ -48,6 +48,9 @@ class Pending {
   Fence give_up();
 
  private:
+  // Keeps what `begin` throws for wait().
+  void start(const std::function<void()>& begin);
+
   std::vector<Work> works_;
   std::exception_ptr refused_;
   std::array<Alias, 2> tensors_;
@@ -97,8 +100,9 @@ class Collectives {
   // go straight to where they belong, where its collectives copy, and nothing is sent twice.
   bool by_messages(const at::Tensor& tensor) const;
 
-  template <class Do>
-  void for_others(Do todo) const;
+  // What `pair` begins with each other rank: a message from it and one to it.
+  template <class Pair>
+  std::vector<Pending::Work> with_others(Pair pair) const;
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   c10::intrusive_ptr<c10d::ProcessGroup> replicas_;  // none: there is one copy of everything

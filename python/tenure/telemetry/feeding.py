@@ -137,7 +137,7 @@ class _Line:
                 self._is_hung = True
                 self._drop("it did not end in time")
         if self.lost:
-            self._tell(f"lost {many(self.lost, 'interval')}: it is slow, or fails at times")
+            self._tell_lost()
 
     def _run(self) -> None:
         """The thread: opens, writes until the end or until dropped, closes."""
@@ -159,7 +159,7 @@ class _Line:
                 self.lost += error is not None and not self.is_dropped
                 loses = self.lost > 0 and error is None and not self.is_dropped
             if loses:
-                self._tell("loses intervals: it is slow, or fails at times")
+                self._tell_lost()
             failures = 0 if error is None else failures + 1
             if error is not None and failures == _FAILURES:
                 self._drop(f"it failed {failures} times in a row ({_said(error)})")
@@ -191,6 +191,9 @@ class _Line:
             self._waiting.clear()
             self._changed.notify()
         self._tell(f"is dropped: {why}. Intervals lost: {self.lost:,}")
+
+    def _tell_lost(self) -> None:
+        self._tell(f"lost {many(self.lost, 'interval')}: it is slow, or fails at times")
 
     def _tell(self, what: str) -> None:
         with self._changed:

@@ -36,6 +36,7 @@ from tenure.telemetry.snapshot import sentence
 __all__ = ["Monitor"]
 
 _log = logging.getLogger("tenure.telemetry")
+_TIMEOUT = 60.0
 _OTHERS, _SINKS = 5.0, 30.0  # seconds for which a rank that ends waits for them
 _LOOK = 1.0  # seconds after which the telling thread sees whether it is to end
 
@@ -94,12 +95,12 @@ class Monitor:
         compat: str | None = None,
         flight_recorder: bool | Literal["quiet"] = True,
         run_name: str = "",
-        timeout: float = 60.0,
+        timeout: float = _TIMEOUT,
         _node: str | None = None,
     ) -> None:
         """Waits until all ranks have made theirs."""
         stage = found_coordinates().get("stage", 0) if stage is None else stage
-        wait = timeout if _is_time(timeout) else 60.0
+        wait = timeout if _is_time(timeout) else _TIMEOUT
         grouped = dist.is_available() and dist.is_initialized()
         writes = writer == (dist.get_rank(group) if grouped else 0)
         made: list[all_sinks.Sink] = []

@@ -124,7 +124,7 @@ def test_one_that_is_slow_loses_what_finds_its_queue_full(
     gate.set()
     until(lambda: len(slow.calls) == 6)
     assert warnings_of(caplog) == [
-        "the sink slow loses intervals: it is slow, or fails at times. Training goes on"
+        "the sink slow lost 5 intervals: it is slow, or fails at times. Training goes on"
     ]
     feeder.close()
     assert slow.steps == [0, 1, 2, 3, 4]

@@ -76,6 +76,6 @@ def _between(figures: Figures) -> str:
     earliest = figures.world.get("steps_left_earliest")
     latest = figures.world.get("steps_left_latest")
     ranks = {figures.world["steps_left"].rank}
-    if earliest is None or latest is None or ranks != {earliest.rank} | {latest.rank}:
+    if earliest is None or latest is None or ranks != {earliest.rank, latest.rank}:
         return ""
     return f" ({figures.step + earliest.value:,} to {figures.step + latest.value:,})"
