@@ -132,13 +132,16 @@ Series at_rows(std::span<const StepRow> rows, std::span<const Cut> cuts,
   return out;
 }
 
-// Intervals go on while a program ends, which frees all it had: the last ones are no part of it.
+// Intervals go on while a program ends, which frees all it had, and the last one may see any part
+// of that: what falls further than ever before is no part of the program.
 std::span<const StepRow> without_the_end(std::span<const StepRow> rows) {
-  for (size_t last = 1; last <= 3 && last + kFewestSteps <= rows.size(); ++last) {
-    const auto before = rows[rows.size() - last - 1].held;
-    if (2 * rows[rows.size() - last].held < before) {
-      return rows.first(rows.size() - last);
+  int64_t deepest = 0;
+  for (size_t i = 1; i < rows.size(); ++i) {
+    const auto fall = rows[i - 1].held - rows[i].held;
+    if (i >= kFewestSteps && i + 3 >= rows.size() && fall > deepest) {
+      return rows.first(i);
     }
+    deepest = std::max(deepest, fall);
   }
   return rows;
 }

@@ -78,17 +78,20 @@ struct Watcher::State {
 
   void hear(const std::string& text);
   void wait_for_rounds();
+  bool connect();
+  void hear_rounds();
   void tell_and_look();
+  StorePtr connected(std::chrono::milliseconds patience);
   bool tell_now(const std::string& text);
-  bool tell_through_store(const std::string& text);
+  void tell_late();
+  std::optional<bool> tell_through_store(c10d::Store& through, const std::string& text);
 
   const Options options;
   StorePtr store;  // the job's
-  // Clones, of one thread each and made by it: a thousand that connect at once wait for seconds.
-  StorePtr waiting_store;
-  StorePtr telling_store;
 
-  uint64_t told_rounds = 0;  // the telling thread's
+  StorePtr waiting_store;           // a clone, the waiting thread's
+  uint64_t told_rounds = 0;         // the telling thread's, as is the next one
+  std::optional<std::string> late;  // what the file alone says, until there is a store
 
   std::mutex hearing;  // held while `heard` runs, so that it runs once at a time
   Heard heard;
@@ -97,7 +100,9 @@ struct Watcher::State {
   std::mutex mutex;
   std::condition_variable changed;
   bool closing = false;
-  uint64_t round = 0;  // the next one to hear of
+  bool connecting = false;
+  StorePtr telling_store;  // a clone, used by the telling thread alone
+  uint64_t round = 0;      // the next one to hear of
   std::optional<std::string> to_tell;
   std::optional<bool> first;  // what came of it
   int running = 0;
@@ -114,18 +119,52 @@ void Watcher::State::hear(const std::string& text) {
 
 void Watcher::State::wait_for_rounds() {
   pthread_setname_np(pthread_self(), "tenure-watcher");
+  if (connect()) {
+    hear_rounds();
+  }
+  const std::lock_guard lock(mutex);
+  --running;
+  changed.notify_all();
+}
+
+// Both clones are made here: a thousand ranks that connect at once wait for seconds, and a host
+// that has gone is waited for until the store's own timeout, while the file must be looked at.
+// Whether there is a store to wait on.
+bool Watcher::State::connect() {
+  StorePtr made;
+  try {
+    made = store->clone();
+    made->setTimeout(kPatience);
+  } catch (const std::exception&) {
+    made.reset();  // its host has gone: the file is what is left
+  }
+  {
+    const std::lock_guard lock(mutex);
+    telling_store = made;
+    connecting = false;
+    changed.notify_all();
+    if (!made || closing) {
+      return false;  // nobody would wake a thread that waits
+    }
+  }
+  try {
+    waiting_store = store->clone();
+  } catch (const std::exception&) {
+    return false;
+  }
+  return true;
+}
+
+void Watcher::State::hear_rounds() {
   while (true) {
     const auto mine = key(round, options.rank);  // this thread alone changes `round`
     const auto began = steady_clock::now();
     try {
-      if (!waiting_store) {
-        waiting_store = store->clone();
-      }
       waiting_store->wait({mine}, kForever);
       const auto got = waiting_store->get(mine);
       const std::string text(got.begin(), got.end());
       if (text == kClosed) {
-        break;
+        return;
       }
       {
         const std::lock_guard lock(mutex);
@@ -134,25 +173,21 @@ void Watcher::State::wait_for_rounds() {
       hear(text);
     } catch (const std::exception&) {
       if (steady_clock::now() - began < kForever) {
-        break;  // the store's host has gone: the file is what is left
+        return;  // the store's host has gone: the file is what is left
       }
     }
   }
-  const std::lock_guard lock(mutex);
-  --running;
-  changed.notify_all();
+}
+
+// The store to tell through, if there is one by then.
+StorePtr Watcher::State::connected(std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex);
+  changed.wait_for(lock, patience, [&] { return !connecting || closing; });
+  return telling_store;
 }
 
 void Watcher::State::tell_and_look() {
   pthread_setname_np(pthread_self(), "tenure-telling");
-  if (store) {
-    try {
-      telling_store = store->clone();
-      telling_store->setTimeout(kPatience);
-    } catch (const std::exception&) {
-      telling_store.reset();  // its host has gone: the file is what is left
-    }
-  }
   std::unique_lock lock(mutex);
   while (!closing) {
     changed.wait_for(lock, kLook, [&] { return closing || to_tell; });
@@ -167,19 +202,29 @@ void Watcher::State::tell_and_look() {
     }
     lock.unlock();
     hear(read_file(options.file));
+    if (late) {
+      tell_late();
+    }
     lock.lock();
   }
   const auto mine = key(round, options.rank);
+  const auto last = telling_store;
   lock.unlock();
-  if (telling_store) {
+  if (last) {
     try {
-      telling_store->set(mine, bytes_of(kClosed));
+      last->set(mine, bytes_of(kClosed));
     } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch) then nobody waits for it
     }
   }
   lock.lock();
   --running;
   changed.notify_all();
+}
+
+void Watcher::State::tell_late() {
+  if (const auto through = connected(0ms)) {
+    tell_through_store(*through, *std::exchange(late, std::nullopt));
+  }
 }
 
 bool Watcher::State::tell_now(const std::string& text) {
@@ -190,12 +235,10 @@ bool Watcher::State::tell_now(const std::string& text) {
     others_told = !there.empty() && !known.contains(there);
     known.insert(text);
   }
-  if (telling_store) {
-    try {
-      others_told = !tell_through_store(text);
-    } catch (const std::exception&) {
-      telling_store.reset();  // its host has gone
-    }
+  if (const auto through = connected(kPatience / 2)) {
+    others_told = !tell_through_store(*through, text).value_or(!others_told);
+  } else {
+    late = text;
   }
   if (others_told) {
     return false;
@@ -206,8 +249,9 @@ bool Watcher::State::tell_now(const std::string& text) {
   return true;
 }
 
-// Whether no other rank has claimed the round.
-bool Watcher::State::tell_through_store(const std::string& text) {
+// Whether no other rank has claimed the round; nothing if the store's host has gone.
+std::optional<bool> Watcher::State::tell_through_store(c10d::Store& through,
+                                                       const std::string& text) try {
   uint64_t now = 0;
   {
     const std::lock_guard lock(mutex);
@@ -216,7 +260,7 @@ bool Watcher::State::tell_through_store(const std::string& text) {
   const auto me = bytes_of(std::to_string(options.rank));
   // A round of our own that our other thread has not heard of yet is over.
   now = std::max(now, told_rounds);
-  if (telling_store->compareSet(claim(now), bytes_of(""), me) != me) {
+  if (through.compareSet(claim(now), bytes_of(""), me) != me) {
     return false;
   }
   told_rounds = now + 1;
@@ -224,14 +268,18 @@ bool Watcher::State::tell_through_store(const std::string& text) {
   for (uint32_t rank = 0; rank < options.ranks; ++rank) {
     keys.push_back(key(now, rank));
   }
-  if (telling_store->hasExtendedApi()) {
-    telling_store->multiSet(keys, std::vector(keys.size(), bytes_of(text)));
+  if (through.hasExtendedApi()) {
+    through.multiSet(keys, std::vector(keys.size(), bytes_of(text)));
     return true;
   }
   for (const auto& one : keys) {
-    telling_store->set(one, bytes_of(text));
+    through.set(one, bytes_of(text));
   }
   return true;
+} catch (const std::exception&) {
+  const std::lock_guard lock(mutex);
+  telling_store.reset();
+  return std::nullopt;
 }
 
 Watcher::Watcher(const StorePtr& store, Options options, Heard heard)
@@ -240,6 +288,7 @@ Watcher::Watcher(const StorePtr& store, Options options, Heard heard)
   state_->known.insert(read_file(state_->options.file));
   if (store) {
     state_->store = store;
+    state_->connecting = true;
     state_->running = 1;
     waiting_ = std::make_unique<std::jthread>(
         quiet_thread("the watcher's thread", [state = state_] { state->wait_for_rounds(); }));

@@ -418,6 +418,18 @@ TEST(Verdict, IntervalsOfTheFirstHalfMinuteAreNoGrowth) {
   EXPECT_STREQ(said(loads(29).verdict(Unit::step)), "growth");
 }
 
+TEST(Verdict, TheEndOfAProgramIsNoIntervalOfIt) {
+  const auto ends = [](int64_t part) {  // of what leaked, in tenths, that is freed by the last row
+    return history_of(60, [&](History& run, StepRow&, int64_t i) {
+      const auto kept = i < 59 ? i + 1 : (i + 1) * (10 - part) / 10;
+      keep(run, OriginId{7}, kept * kMB, kept, kept);
+    });
+  };
+  for (const int64_t part : {1, 3, 5, 8, 10}) {
+    EXPECT_STREQ(said(ends(part).verdict(Unit::interval)), "leak") << part;
+  }
+}
+
 TEST(Verdict, RowsThatStandForSeveralStepsGiveThePaceOfOne) {
   auto run = history_of(200, [](History& r, StepRow&, int64_t i) {
     keep(r, OriginId{7}, (i + 1) * kMB, i + 1, i + 1);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -143,6 +144,39 @@ TEST_F(WatcherTest, FilesAreTheWayWhenTheStoreIsGone) {
   const Watcher other(store, options(1, 2), ear.function());
   EXPECT_TRUE(one.tell("failed"));
   EXPECT_EQ(ear.wait_for(1), std::vector<std::string>({"failed"}));
+}
+
+// As of a host that does not answer those who connect, until it is released.
+class SlowStore final : public c10d::HashStore {
+ public:
+  c10::intrusive_ptr<Store> clone() override {
+    released_.wait(false);
+    return HashStore::clone();
+  }
+  void release() {
+    released_ = true;
+    released_.notify_all();
+  }
+
+ private:
+  std::atomic<bool> released_ = false;
+};
+
+TEST_F(WatcherTest, FilesAreTheWayUntilTheStoreAnswersAndThenItIsToldToo) {
+  const auto slow = c10::make_intrusive<SlowStore>();
+  Ear ear;
+  Watcher one(slow, options(0, 2), [](const std::string&) {});
+  const Watcher other({}, options(1, 2), ear.function());
+  EXPECT_TRUE(one.tell("failed"));
+  EXPECT_EQ(ear.wait_for(1), std::vector<std::string>({"failed"}));
+
+  write("asked");
+  EXPECT_EQ(ear.wait_for(2), std::vector<std::string>({"failed", "asked"}));
+  slow->release();
+  const auto key = "flight/0/1";
+  slow->wait({key}, 20s);
+  const auto told = slow->get(key);
+  EXPECT_EQ(std::string(told.begin(), told.end()), "failed");
 }
 
 TEST_F(WatcherTest, EndsSoonAndHearsNoMore) {
