@@ -44,6 +44,7 @@ AllocatorSample allocator_sample(c10::DeviceAllocator& allocator, c10::DeviceInd
           .active = gauge(stats.active_bytes),
           .inactive = gauge(stats.inactive_split_bytes),
           .reserved = gauge(stats.reserved_bytes),
+          .blocks = gauge(stats.allocation).current,
           .retries = stats.num_alloc_retries,
           .ooms = stats.num_ooms};
 }

@@ -59,10 +59,11 @@ struct Gauge {
 };
 
 struct AllocatorSample {
-  Gauge allocated;  // in tensors
-  Gauge active;     // allocated, or freed but still in use by a stream
-  Gauge inactive;   // the free remainder of split blocks: cannot go back to the driver
-  Gauge reserved;   // taken from the driver
+  Gauge allocated;     // in tensors
+  Gauge active;        // allocated, or freed but still in use by a stream
+  Gauge inactive;      // the free remainder of split blocks: cannot go back to the driver
+  Gauge reserved;      // taken from the driver
+  int64_t blocks = 0;  // allocated
   int64_t retries = 0;
   int64_t ooms = 0;
 };

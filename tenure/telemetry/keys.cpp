@@ -33,6 +33,8 @@ constexpr std::array<Key, kKeys> kAll = {{
      "Most in free remainders of split blocks since the start"},
     {"device_reserved_top_bytes", Unit::bytes, kHigh, false,
      "Most device memory reserved since the start"},
+    {"device_blocks", Unit::count, kHigh, false,
+     "Blocks of device memory in tensors, as the allocator counts them"},
     {"device_retries", Unit::count, kHigh, false,
      "Allocations that succeeded only after the cache was emptied"},
     {"device_ooms", Unit::count, kHigh, false, "Out-of-memory errors of the device's allocator"},

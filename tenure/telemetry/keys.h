@@ -39,6 +39,7 @@ enum class K : uint8_t {
   device_active_top,
   device_inactive_top,
   device_reserved_top,
+  device_blocks,
   device_retries,
   device_ooms,
   device_fragmentation,

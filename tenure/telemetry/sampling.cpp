@@ -133,6 +133,7 @@ void Sampling::read_device(Row& row, const DeviceSample& device) {
       row.set(K::device_allocated_peak, peak);
       row.set(K::device_allocated_top, peaks_[allocated].top);
     }
+    row.set(K::device_blocks, gauges->blocks);
     row.set(K::device_retries, gauges->retries);
     row.set(K::device_ooms, gauges->ooms);
     row.set(K::device_fragmentation,

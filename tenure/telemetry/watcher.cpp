@@ -202,9 +202,7 @@ void Watcher::State::tell_and_look() {
     }
     lock.unlock();
     hear(read_file(options.file));
-    if (late) {
-      tell_late();
-    }
+    tell_late();
     lock.lock();
   }
   const auto mine = key(round, options.rank);
@@ -222,8 +220,8 @@ void Watcher::State::tell_and_look() {
 }
 
 void Watcher::State::tell_late() {
-  if (const auto through = connected(0ms)) {
-    tell_through_store(*through, *std::exchange(late, std::nullopt));
+  if (const auto through = late ? connected(0ms) : StorePtr()) {
+    tell_through_store(*through, std::exchange(late, std::nullopt).value_or(""));
   }
 }
 

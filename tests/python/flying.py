@@ -162,6 +162,7 @@ def _main(case: str, folder: str, port: int, rank: int, ranks: int) -> None:
     held = torch.ones(1 << 20)
     ends: FlightRecorder | tenure.Monitor
     if case.startswith("monitored"):
+        hoard.append(tenure.hold(held, "weights", kind="parameter"))
         ends = monitor = tenure.Monitor(sinks=[], every=1, folder=folder)
         for number in range(1, 42):
             monitor.step()

@@ -15,6 +15,7 @@ from tenure.inspect.runs import Head, by_run
 from tenure.inspect.words import many, size
 from tenure.telemetry.headline import headline, top_holder
 from tenure.telemetry.presence import FLIGHT, LIVE, Presence, folder_of, is_alive
+from tenure.telemetry.standing import OWNERS
 
 if TYPE_CHECKING:
     from tenure.telemetry.rings import Ring
@@ -135,7 +136,7 @@ def screen(left: list[Left]) -> str:
     """The first screen: the rank it began with, what failed, what held the memory; then all."""
     first = left[0]
     lines = [title(left)]
-    held = top_holder(first.document)
+    held = _held(first)
     lines += [f"  {held}"] if held else []
     lines += [f"  at {first.document['trace'][-1]}"] if first.document.get("trace") else []
     if first.reason == "memory" and first.document["headline"].get("text"):
@@ -150,7 +151,7 @@ def page(left: list[Left], out: str | Path, name: str) -> Path:
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["size"] = size
-    rows = [{"left": one, "ending": _ending(one), "held": top_holder(one.document)} for one in left]
+    rows = [{"left": one, "ending": _ending(one), "held": _held(one)} for one in left]
     text = environment.from_string(_PAGE.read_text()).render(
         title=title(left), name=name, rows=rows
     )
@@ -206,6 +207,20 @@ def _precedence(one: Left) -> tuple[int, float, int]:
     if one.reason == "request":
         return 6, -one.memory, one.who.rank
     return 7, 0.0, one.who.rank
+
+
+def _held(one: Left) -> str:
+    """What held most memory, as its snapshot knows, or else its last sample."""
+    if one.document:
+        return top_holder(one.document)
+    owners = [(one.sample[key], name) for key, name in OWNERS.items() if one.sample.get(key)]
+    most, owner = max(owners, default=(0, ""))
+    grown = max(one.sample.get(f"{where}_growth_bytes_per_step", 0) for where in ("device", "host"))
+    told = [
+        f"{owner} held {size(most)}, the most of all owners" if owner else "",
+        f"memory grew by {size(grown)} a step" if "steps_left" in one.sample else "",
+    ]
+    return "; ".join(filter(None, told))
 
 
 def _without_a_word(first: Left, left: list[Left]) -> str:

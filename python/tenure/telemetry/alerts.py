@@ -117,6 +117,11 @@ class Alert:
         """The rule and what it does, for other ranks to compare."""
         return f"{self.rule}: {self.action if isinstance(self.action, str) else 'call'}"
 
+    def is_unknown_in(self, figures: Figures) -> bool:
+        """Whether this interval says nothing of what the rule is about."""
+        told = any(key in figures.world for key in self.keys)
+        return not told and not self.keys[0].startswith("steps_left")  # not told: no end in sight
+
     def broken_by(self, figures: Figures) -> tuple[str, Figure] | None:
         """The first figure that breaks the rule at this interval."""
         for key in self.keys:
@@ -163,6 +168,8 @@ class Watch:
         """The rules that are broken from now on."""
         out = []
         for at, alert in enumerate(self._alerts):
+            if alert.is_unknown_in(figures):
+                continue  # it is as it was
             found = alert.broken_by(figures)
             if found is None:
                 self._since[at], self._said[at] = None, False

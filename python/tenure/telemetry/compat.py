@@ -18,7 +18,10 @@ _GIGABYTES = {
     for top, key in (("", ""), ("max-", "_top"))
     for kind in ("allocated", "active", "inactive", "reserved")
 }
-_COUNTS = {"memory/mem-alloc-retires": "device_retries"}  # their spelling
+_COUNTS = {
+    "memory/mem-alloc-retires": "device_retries",  # their spelling
+    "memory/mem-allocated-count": "device_blocks",
+}
 
 
 def megatron_bridge(figures: Figures) -> dict[str, int | float]:
@@ -26,8 +29,7 @@ def megatron_bridge(figures: Figures) -> dict[str, int | float]:
 
     Gigabytes are 1e9 bytes, to 5 significant digits, and rounded after the ranks' figures were
     compared, not before. Theirs are the highest among one pipeline's ranks, these among all.
-    Counts stay integers. Their ``mem-max-…`` are since the start, as here. Their
-    ``mem-allocated-count``, blocks alive, is not among Tenure's figures and is left out.
+    Counts stay integers. Their ``mem-max-…`` are since the start, as here.
 
     Example:
         >>> from tenure.telemetry.figures import Figure, Figures

@@ -8,7 +8,7 @@ import os
 import socket
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +25,10 @@ _made: defaultdict[str, int] = defaultdict(int)  # monitors of each group so far
 
 @dataclass(frozen=True)
 class Meeting:
-    """Who is there, and the groups that this rank reduces in."""
+    """Who is there, and the groups that this rank reduces in.
+
+    Ranks are those of the group; `members` has what the job calls them, as users are told.
+    """
 
     rank: int = 0
     ranks: int = 1
@@ -34,6 +37,14 @@ class Meeting:
     levels: int = 0
     leads: bool = True  # whether this is the lowest rank of its stage
     store: c10d.Store | None = None  # for this monitor alone; other threads use clones of it
+    members: Sequence[int] = (0,)
+    job_ranks: int = 1
+    job_store: c10d.Store | None = None
+
+    @property
+    def job_rank(self) -> int:
+        """What the job calls this rank."""
+        return self.members[self.rank]
 
 
 def meet(
@@ -69,21 +80,24 @@ def meet(
     if not isinstance(found, dist.ProcessGroup):
         raise InputError(f"group is a process group, not {found!r}")
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    job: dict[str, Any] = {
+        "members": dist.get_process_group_ranks(group),
+        "job_ranks": dist.get_world_size(),
+        "job_store": c10d._get_default_store(),
+    }
     if ranks == 1:
-        return _alone(stage, failure)
+        return replace(_alone(stage, failure), **job)
     name = found.group_name
     _made[name] += 1
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = c10d.PrefixStore(
-        f"tenure/monitor/{attempt}/{name}/{_made[name]}", c10d._get_default_store()
-    )
+    store = c10d.PrefixStore(f"tenure/monitor/{attempt}/{name}/{_made[name]}", job["job_store"])
     mine = {
         "settings": {"version of Tenure": _C.telemetry_layout(), **settings},
         "stage": stage,
         "node": node or socket.gethostname(),
         "failure": failure,
     }
-    agreed = _agreement(store, rank, ranks, mine, timeout)
+    agreed = _agreement(store, rank, job["members"], mine, timeout)
     levels = levels_of(agreed["nodes"])
     groups: list[Any] = []
     for number, level in enumerate(levels):
@@ -96,7 +110,7 @@ def meet(
                     )
                 )
     leads = rank in agreed["leaders"]
-    return Meeting(rank, ranks, agreed["stages"], groups, len(levels), leads, store)
+    return Meeting(rank, ranks, agreed["stages"], groups, len(levels), leads, store, **job)
 
 
 def _alone(stage: int, failure: str) -> Meeting:
@@ -122,19 +136,20 @@ def _parts(ranks: Sequence[int], most: int) -> list[list[int]]:
 
 
 def _agreement(
-    store: c10d.Store, rank: int, ranks: int, mine: dict[str, Any], timeout: float
+    store: c10d.Store, rank: int, members: Sequence[int], mine: dict[str, Any], timeout: float
 ) -> dict[str, Any]:
     """What all ranks have found. The last one to come looks, so that each asks for one answer."""
+    ranks = len(members)
     store.set(f"hello/{rank}", json.dumps(mine))
     if store.add("arrived", 1) == ranks:
         everyone = [json.loads(store.get(f"hello/{one}")) for one in range(ranks)]
-        store.set("agreed", json.dumps(_compared(everyone)))
+        store.set("agreed", json.dumps(_compared(everyone, members)))
     try:
         store.wait(["agreed"], timedelta(seconds=timeout))
     except RuntimeError:
-        missing = [str(one) for one in range(ranks) if not store.check([f"hello/{one}"])]
+        missing = [members[one] for one in range(ranks) if not store.check([f"hello/{one}"])]
         raise CollectiveError(
-            f"no monitor on rank {', '.join(missing[:8])}{' …' if len(missing) > 8 else ''} "
+            f"no monitor on rank {_named(missing)}{' …' if len(missing) > 8 else ''} "
             f"after {timeout:g} s: every rank of the group makes one, in the same order"
         ) from None
     agreed: dict[str, Any] = json.loads(store.get("agreed"))
@@ -143,8 +158,12 @@ def _agreement(
     return agreed
 
 
-def _compared(everyone: list[dict[str, Any]]) -> dict[str, Any]:
-    for rank, one in enumerate(everyone):
+def _named(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8]))
+
+
+def _compared(everyone: list[dict[str, Any]], members: Sequence[int]) -> dict[str, Any]:
+    for rank, one in zip(members, everyone, strict=True):
         if one["failure"]:
             return {"error": f"the monitor on rank {rank}: {one['failure']}"}
     first = everyone[0]["settings"]
@@ -154,8 +173,9 @@ def _compared(everyone: list[dict[str, Any]]) -> dict[str, Any]:
             theirs = everyone[others[0]]["settings"].get(what)
             shown = f" ({theirs} and {wanted})" if len(str(theirs)) < 80 else ""
             return {
-                "error": f"the monitor on rank {', '.join(map(str, others[:8]))} is not like rank "
-                f"0's: {what} differs{shown}; make it in the same way on every rank"
+                "error": f"the monitor on rank {_named([members[one] for one in others])} is not "
+                f"like rank {members[0]}'s: {what} differs{shown}; make it in the same way on "
+                "every rank"
             }
     nodes: dict[str, list[int]] = {}
     for rank, one in enumerate(everyone):

@@ -49,7 +49,7 @@ class Monitor:
     process groups it tells the same of this process.
 
     Args:
-        group: The ranks; None: all.
+        group: The ranks; None: all. Figures name them as the job does, not as the group.
         sinks: Where figures go, on the rank that writes: names among ``console``, ``jsonl``,
             ``tensorboard``, ``wandb``, ``mlflow``, ``comet`` and ``prometheus``, objects of
             :mod:`tenure.telemetry.sinks` with options of their own, or functions that take a
@@ -165,13 +165,15 @@ class Monitor:
         monitor = self._monitor
         return FlightRecorder(
             folder,
-            meeting.rank,
-            meeting.ranks,
+            meeting.job_rank,
+            meeting.job_ranks,
             stage,
             meeting.stages,
-            store=meeting.store,
+            store=meeting.job_store,  # the whole job fails, not a group of it
             rows=monitor.recent,
-            extremes=monitor.extremes,
+            extremes=lambda: {
+                name: meeting.members[rank] for name, rank in monitor.extremes().items()
+            },
             leads=meeting.leads,
             quiet=quiet,
             ending=functools.partial(_failed_of, self._ring),
@@ -281,7 +283,7 @@ def _is_time(value: object) -> bool:
 
 
 def _ring(folder: str | Path, meeting: Meeting, stage: int) -> _C.TelemetryRing:
-    me = this_process(meeting.rank, meeting.ranks, stage, meeting.stages)
+    me = this_process(meeting.job_rank, meeting.job_ranks, stage, meeting.stages)
     return _C.TelemetryRing(
         str(folder),
         host=me.host,
@@ -443,19 +445,21 @@ class _Telling:
             )
 
     def _figures(self, told: _C.Told) -> Figures:
+        members = self._meeting.members
         world, *stages = (
-            {name: Figure(*found) for name, found in slot.items()} for slot in told.slots
+            {name: Figure(value, members[rank]) for name, (value, rank) in slot.items()}
+            for slot in told.slots
         )
         return Figures(
             step=told.step,
             time=told.time,
-            rank=self._meeting.rank,
+            rank=self._meeting.job_rank,
             ranks=self._meeting.ranks,
             keys=tuple(KEYS.values()),
             world=world,
             stages=dict(enumerate(stages)),
-            peak_rank=told.peak_rank,
+            peak_rank=members[told.peak_rank],
             peak_row=told.peak_row,
-            rows=dict(enumerate(told.rows)),
+            rows=dict(zip(members, told.rows, strict=False)),  # none at most intervals
             dropped=self.feeder.dropped + told.missed,
         )

@@ -10,7 +10,17 @@ from tenure.inspect.words import many, plain
 from tenure.telemetry.rings import FAILED, Ring
 from tenure.telemetry.words import bytes_text
 
-__all__ = ["COLUMNS", "SORTS", "Column", "Standing", "headline", "in_order", "standing", "summary"]
+__all__ = [
+    "COLUMNS",
+    "OWNERS",
+    "SORTS",
+    "Column",
+    "Standing",
+    "headline",
+    "in_order",
+    "standing",
+    "summary",
+]
 
 OWNERS = {
     "parameters_bytes": "parameters",

@@ -100,6 +100,15 @@ def test_a_rule_speaks_when_it_comes_to_be_broken() -> None:
     assert spoke == [False, True, False, False, True]
 
 
+def test_what_is_not_told_for_an_interval_is_not_mended() -> None:
+    watch = Watch([Alert("peak > 10 B"), Alert("rss > 1 B for 20 steps"), Alert("steps_left < 9")])
+    assert len(watch.look(figures(10, device_allocated_peak_bytes=11, steps_left=8))) == 2
+    assert watch.look(figures(20, host_rss_bytes=2)) == []
+    assert watch.look(figures(30, device_allocated_peak_bytes=11)) == []
+    again = watch.look(figures(40, host_rss_bytes=2, steps_left=8))
+    assert [what.rule for _, what in again] == ["rss > 1 B for 20 steps", "steps_left < 9"]
+
+
 def test_for_so_many_steps() -> None:
     watch = Watch([Alert("growth > 1 KB/step for 50 steps")])
     spoke = {

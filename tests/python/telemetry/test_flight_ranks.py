@@ -131,6 +131,7 @@ def test_a_monitored_rank_is_killed(tmp_path: Path) -> None:
     )
     assert said, screen[0]
     assert float(said[1]) == pytest.approx(rss / 1e6, rel=0.05)
+    assert screen[1].startswith("  parameters held 4.2 MB, the most of all owners")
 
 
 def test_sigterm_inside_a_collective_writes_and_then_ends_the_rank(tmp_path: Path) -> None:

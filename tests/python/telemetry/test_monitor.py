@@ -20,10 +20,12 @@ import tenure
 from ranks import run_ranks
 from scratch import scratch_monitor
 from tenure import _C
+from tenure.report import flights
 from tenure.telemetry import meeting as meeting_module
 from tenure.telemetry import monitor as monitor_module
 from tenure.telemetry.figures import Figures
 from tenure.telemetry.meeting import levels_of
+from tenure.telemetry.rings import rings_of
 
 MIB = 1 << 20
 PAGE = mmap.PAGESIZE
@@ -349,15 +351,47 @@ def in_a_subgroup(rank: int, _world_size: int) -> Any:
     with scratch_monitor(group, sinks=[seen.append], every=1) as monitor:
         monitor.step()
     del keep
-    return [(one.ranks, one.peak_rank, one.peak_row == one.rows[1]) for one in seen]
+    return [(one.ranks, one.rank, one.peak_rank, one.peak_row == one.rows[3]) for one in seen]
 
 
-def test_a_group_has_monitors_of_its_own() -> None:
+def test_a_group_has_monitors_of_its_own_that_name_ranks_as_the_job_does() -> None:
     results = run_ranks(in_a_subgroup, 4)
-    assert results[1] == [(2, 1, True)]
+    assert results[1] == [(2, 1, 3, True)]
     assert results[3] == []
     assert "not in the group" in results[0]
     assert "not in the group" in results[2]
+
+
+def in_two_groups(rank: int, _world_size: int, folder: str) -> Any:
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    keep = held(30 if rank > 1 else 1)
+    seen: list[Figures] = []
+    options: dict[str, Any] = {"sinks": [seen.append], "every": 1, "folder": folder}
+    with tenure.Monitor(groups[rank % 2], flight_recorder="quiet", **options) as monitor:
+        monitor.step()
+        if rank < 2:
+            told(seen, 1)
+        dist.barrier()
+        if rank == 3:
+            monitor.failed(ValueError("enough"))
+        mine = f"*-{rank}-{os.getpid()}-*.flight.json"
+        until = time.monotonic() + 60
+        while not any("pending" not in one.read_text() for one in Path(folder).glob(mine)):
+            assert time.monotonic() < until, "what happens to one group is the other's matter, too"
+            time.sleep(0.02)
+        dist.barrier()
+    del keep
+    return [one.world["host_rss_bytes"].rank for one in seen]
+
+
+def test_monitors_of_two_groups_share_a_folder(tmp_path: Path) -> None:
+    results = run_ranks(in_two_groups, 4, str(tmp_path))
+    assert results == [[2], [3], [], []]
+    rings = rings_of(tmp_path)
+    assert [(one.identity.rank, one.identity.ranks) for one in rings] == [(n, 4) for n in range(4)]
+    failed, *others = flights.find([tmp_path])
+    assert (failed.who.rank, failed.reason) == (3, "exception")
+    assert [(one.who.rank, one.reason) for one in others] == [(n, "told") for n in range(3)]
 
 
 # --- two levels ------------------------------------------------------------------------------

@@ -265,7 +265,10 @@ def test_megatron_bridge_has_its_names_units_and_rounding(tmp_path: Path) -> Non
         for top in ("", "max-")
         for kind in ("allocated", "active", "inactive", "reserved")
     }
-    assert set(named) == gigabytes | {"memory/mem-alloc-retires"}
+    counts = {"memory/mem-alloc-retires", "memory/mem-allocated-count"}
+    assert set(named) == gigabytes | counts
+    blocks = named["memory/mem-allocated-count"]
+    assert (type(blocks), blocks) == (int, figures.world["device_blocks"].value)
     assert named["memory/mem-allocated-gigabytes"] == 60.04
     retries = named["memory/mem-alloc-retires"]
     assert (type(retries), retries) == (int, figures.world["device_retries"].value)
