@@ -11,8 +11,30 @@ namespace {
 
 // A caching allocator rounds up: what it has given out may be more than tensors have.
 constexpr int64_t kRounding = 1 << 20;
+constexpr uint32_t kLessons = 8;  // in a row that may leave something behind
 
 }  // namespace
+
+void Remains::add(Step step, int64_t left, uint32_t rank) {
+  if (left <= 0) {
+    *this = {};
+    return;
+  }
+  bytes_ += left;
+  ++lessons_;
+  if (step == Step::lesson && lessons_ < kLessons) {
+    return;
+  }
+  const auto steps = std::exchange(lessons_, 0);
+  const auto bytes = bytes_text(static_cast<uint64_t>(std::exchange(bytes_, 0)));
+  const auto when = steps == 1
+                        ? std::string(" of the pipeline ends the step with ")
+                        : text(" of the pipeline ends each of ", steps, " steps with more, ");
+  throw BudgetError(text("rank ", rank, when, bytes,
+                         steps == 1 ? " more than it began with" : " in all",
+                         ", gradients not counted: a stage keeps tensors of its microbatches; "
+                         "`tenure run` says who"));
+}
 
 Account::Account(const Schedule& schedule, uint32_t rank, c10::Device device)
     : schedule_(schedule),
@@ -91,14 +113,22 @@ void Account::end(int64_t handed_out) {
   const auto left = level() - handed_out;
   const auto rounding = counting_ ? 0 : kRounding * static_cast<int64_t>(parameters_.size());
   parameters_.clear();
-  const auto checked = std::exchange(checking_, false);
-  if (checked && left > rounding) {
-    throw BudgetError(text("rank ", rank_, " of the pipeline ends the step with ",
-                           bytes_text(static_cast<uint64_t>(left)),
-                           " more than it began with, gradients not counted: a stage keeps tensors "
-                           "of its microbatches; `tenure run` says who"));
-  }
+  const auto step =
+      std::exchange(checking_, false) ? Remains::Step::checked : Remains::Step::lesson;
+  of_training_.add(step, left - rounding, rank_);
   learned_ = learning_;
+}
+
+void Account::begin_evaluation() {
+  checking_ = std::exchange(has_evaluated_, true);
+  start_ = meter_.read().current;
+}
+
+void Account::end_evaluation(int64_t handed_out) {
+  const auto left = meter_.read().current - start_ - handed_out;
+  const auto step =
+      std::exchange(checking_, false) ? Remains::Step::checked : Remains::Step::lesson;
+  of_evaluation_.add(step, left - (counting_ ? 0 : kRounding), rank_);
 }
 
 void Account::drop() {

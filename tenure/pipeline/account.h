@@ -7,6 +7,10 @@
 // every action is checked: what the allocator has given out since the step began, less the weights'
 // gradients that came, may not be more than the microbatches in flight take and the messages under
 // way. At the end nothing but gradients and what is handed to the caller may be left.
+//
+// A lesson may leave something: what a stage makes once, or once for each shape. Lessons that
+// follow on each other and all leave something are a leak in a program whose shapes always change,
+// or one that grows and so looks like new shapes.
 #pragma once
 
 #include <tenure/core/meter.h>
@@ -20,6 +24,19 @@
 #include <vector>
 
 namespace tenure::pipeline {
+
+// What steps leave behind, one after another.
+class Remains {
+ public:
+  enum class Step : uint8_t { lesson, checked };
+
+  // A step ends with so many bytes more than it began with. Throws BudgetError.
+  void add(Step step, int64_t left, uint32_t rank);
+
+ private:
+  uint32_t lessons_ = 0;  // that left something, up to the last step
+  int64_t bytes_ = 0;     // that they left
+};
 
 class Account {
  public:
@@ -39,6 +56,9 @@ class Account {
   void after(size_t position, const Action& action, int64_t messages);
   // `handed_out` are bytes that go to the caller. Throws BudgetError.
   void end(int64_t handed_out);
+  // The same around a step without backwards, of which no action is checked.
+  void begin_evaluation();
+  void end_evaluation(int64_t handed_out);
   // The step failed.
   void drop();
 
@@ -65,6 +85,9 @@ class Account {
   std::vector<MicrobatchBytes> learned_;
   std::vector<MicrobatchBytes> learning_;
   std::vector<int64_t> allowed_;
+  Remains of_training_;
+  Remains of_evaluation_;
+  bool has_evaluated_ = false;
   bool checking_ = false;
   int64_t start_ = 0;
   int64_t gradients_at_start_ = 0;

@@ -89,7 +89,6 @@ at::Tensor Buffers::make(const Spec& spec, c10::Device device, size_t front) {
     pool_->held += static_cast<int64_t>(bytes);
     pool_->most_held = std::max(pool_->most_held, pool_->held);
   }
-  ++generation_;
   auto* data = lent->memory.get();
   const auto give_back = [](void* context) {
     const std::unique_ptr<Lent> back(static_cast<Lent*>(context));

@@ -31,15 +31,12 @@ class Buffers {
   // Gives back what is free. What is in use goes by itself when it comes back, until the next make.
   void trim();
 
-  // How often memory was given out, and so which generation the last one is.
-  uint64_t generation() const { return generation_; }
   // In use and free together, now and at most since the last trim.
   int64_t held() const;
   int64_t most_held() const;
 
  private:
   std::shared_ptr<Pool> pool_;  // shared with the storages that it lent memory to
-  uint64_t generation_ = 0;
 };
 
 }  // namespace tenure::pipeline

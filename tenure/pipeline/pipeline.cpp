@@ -18,6 +18,7 @@
 #include <atomic>
 #include <map>
 #include <tuple>
+#include <unordered_set>
 #include <utility>
 
 namespace tenure::pipeline {
@@ -164,9 +165,7 @@ class Pipeline::Step {
         run_action();
       }
       state_.channel.finish();
-      if (accounted()) {
-        state_.account->end(handed_out());
-      }
+      end_account();
     } catch (const PeerFailed& peer) {
       give_up(peer.failure);
       throw CollectiveError(peer.failure.words());
@@ -192,17 +191,38 @@ class Pipeline::Step {
   const std::vector<Action>& actions() const { return schedule_.actions[state_.channel.rank()]; }
   bool trains() const { return pass_ == Pass::train; }
   bool accounted() const { return state_.account != nullptr && trains(); }
+  bool shapes_changed() const { return state_.channel.stats().changed != changed_before_; }
 
   void begin() {
     const auto device = device_of(state_.stages);
     state_.channel.begin(state_.step, plan_.messages.send_slots, device);
     state_.stats.most_in_flight = {};
     changed_before_ = state_.channel.stats().changed;
-    if (trains() && state_.options.strict == Strict::on) {
-      if (!state_.account) {
-        state_.account = std::make_unique<Account>(schedule_, state_.channel.rank(), device);
-      }
+    if (state_.options.strict == Strict::off) {
+      return;
+    }
+    if (!state_.account) {
+      state_.account =
+          std::make_unique<Account>(state_.training.schedule, state_.channel.rank(), device);
+    }
+    if (trains()) {
       state_.account->begin(state_.parameters());
+    } else {
+      state_.account->begin_evaluation();
+    }
+  }
+
+  void end_account() {
+    if (!state_.account) {
+      return;
+    }
+    if (shapes_changed()) {
+      state_.account->shapes_changed();
+    }
+    if (trains()) {
+      state_.account->end(handed_out());
+    } else {
+      state_.account->end_evaluation(handed_out());
     }
   }
 
@@ -240,7 +260,7 @@ class Pipeline::Step {
     if (!accounted()) {
       return;
     }
-    if (state_.channel.stats().changed != changed_before_) {
+    if (shapes_changed()) {
       state_.account->shapes_changed();
     }
     state_.account->after(
@@ -485,7 +505,16 @@ class Pipeline::Step {
   }
 
   int64_t handed_out() const {
-    return result_.loss.defined() ? static_cast<int64_t>(result_.loss.nbytes()) : 0;
+    auto out = result_.loss.defined() ? static_cast<int64_t>(result_.loss.nbytes()) : 0;
+    std::unordered_set<const void*> seen;
+    for (const auto& outputs : result_.outputs) {
+      for (const auto& output : outputs) {
+        if (output.defined() && seen.insert(output.storage().unsafeGetStorageImpl()).second) {
+          out += static_cast<int64_t>(output.storage().nbytes());
+        }
+      }
+    }
+    return out;
   }
 
   void give_up(const Failure& failure) {

@@ -131,6 +131,55 @@ def test_a_stage_that_keeps_its_outputs_is_told_of() -> None:
     assert "microbatches" in first
 
 
+class Hoarding(Wide):
+    """A stage that keeps as much as it is told to, and one thing for each shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[torch.Tensor] = []
+        self.masks: dict[int, torch.Tensor] = {}
+        self.more = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.masks.setdefault(len(x), torch.ones(len(x)))
+        if self.more:
+            self.kept.append(torch.ones(self.more))
+        return super().forward(x)
+
+
+def told_of(rank: int, _ranks: int, case: str) -> tuple[str, int]:
+    """What is said, and after how many steps."""
+    stage = Hoarding()
+    pipe = tenure.Pipeline(stage, "1f1b", 2, loss=mean, strict=True, timeout=30)
+    for step in range(30):
+        shapes = {"new shapes": step, "masks": min(step, 6)}
+        x = torch.randn(2 * (40 - shapes.get(case, 0)), 8)
+        stage.more = 0 if case == "masks" or rank else 10_000 * (step + 1 if case == "growing" else 1)
+        try:
+            if case == "evaluations":
+                pipe.eval(x)
+            else:
+                pipe.step(x, target=x)
+        except tenure.BudgetError as error:
+            return str(error), step + 1
+        except tenure.CollectiveError:
+            return "the other", step + 1
+    return "nothing", 30
+
+
+@pytest.mark.parametrize(
+    ("case", "steps"), [("new shapes", 8), ("growing", 8), ("evaluations", 2), ("masks", 30)]
+)
+def test_what_is_left_behind_step_after_step_is_told_of(case: str, steps: int) -> None:
+    (said, after), _ = run_ranks(told_of, 2, case)
+    assert after == steps, said
+    if case == "masks":
+        assert said == "nothing"
+        return
+    assert "rank 0 of the pipeline ends" in said
+    assert ("each of 8 steps" in said) is (steps == 8)
+
+
 def read_later(rank: int, _ranks: int) -> str:
     kept: list[torch.Tensor] = []
 
