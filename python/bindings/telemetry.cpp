@@ -76,7 +76,8 @@ void bind_told(py::module_& m) {
                                return out;
                              })
       .def_readonly("missed", &Told::missed)
-      .def_readonly("lost", &Told::lost);
+      .def_readonly("lost", &Told::lost)
+      .def_readonly("rowless", &Told::rowless);
 }
 
 std::function<void(const telemetry::Row&)> kept_in(telemetry::Ring* ring) {

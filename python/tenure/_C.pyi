@@ -1061,6 +1061,7 @@ class Told:
     rows: list[dict[str, int]]
     missed: int
     lost: str
+    rowless: str
 
 class TelemetryMonitor:
     def __init__(

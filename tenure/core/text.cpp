@@ -25,6 +25,8 @@ std::string_view end_of(std::string_view name, size_t bytes) {
   return name.substr(begin);
 }
 
+std::string_view first_line(std::string_view text) { return text.substr(0, text.find('\n')); }
+
 std::string bytes_text(uint64_t bytes) {
   if (bytes < 1024) {
     return std::to_string(bytes) + " B";

@@ -20,6 +20,9 @@ std::string text(const Parts&... parts) {
 std::string_view front_of(std::string_view name, size_t bytes);
 std::string_view end_of(std::string_view name, size_t bytes);
 
+// Up to the first line break: errors of torch go on with the calls that led to them.
+std::string_view first_line(std::string_view text);
+
 // 1536 -> "1.5 KiB". Exact below 1 KiB.
 std::string bytes_text(uint64_t bytes);
 

@@ -2,6 +2,7 @@
 
 #include <tenure/core/text.h>
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <cstring>
@@ -77,6 +78,8 @@ std::optional<Row> Board::peak(uint64_t number, std::chrono::milliseconds patien
   const auto key = peak_key(number);
   try {
     store().wait({key}, patience);
+  } catch (const c10::DistNetworkError&) {
+    throw;  // of the store, not of the rank
   } catch (const std::exception&) {
     return std::nullopt;  // it has left, or is late: extremes are told without it
   }

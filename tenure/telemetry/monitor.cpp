@@ -59,7 +59,7 @@ struct Monitor::State {
   Sampling sampling;
 
   // The training thread's.
-  std::optional<std::thread::id> stepper;
+  std::atomic<std::thread::id> stepper;  // none: there was no step
   uint64_t steps = 0;
 
   // The telling thread's.
@@ -68,6 +68,7 @@ struct Monitor::State {
   std::unique_ptr<Board> board;
   uint64_t number = 0;
   std::string lost;
+  std::string rowless;
 
   std::atomic<uint64_t> collectives{0};
   std::atomic<bool> knows_peaks{true};
@@ -226,6 +227,7 @@ struct Monitor::State {
     if (row.when != 0) {
       remember_extremes(all);
     }
+    out.rowless = rowless;
     if (!options.reads || row.when == 0) {
       return;
     }
@@ -267,7 +269,8 @@ struct Monitor::State {
     }
     try {
       act(*board);
-    } catch (const std::exception&) {
+    } catch (const std::exception& error) {
+      rowless = first_line(error.what());
       board.reset();
     }
   }
@@ -354,10 +357,10 @@ bool Monitor::step() {
     throw InputError("this monitor is closed");
   }
   const auto self = std::this_thread::get_id();
-  if (state.stepper.value_or(self) != self) {
+  std::thread::id first;
+  if (!state.stepper.compare_exchange_strong(first, self) && first != self) {
     throw InputError("monitor.step() is called from two threads: call it from the one that trains");
   }
-  state.stepper = self;
   clock().tick(Clock::Source::explicitly, state.options.who);
   if (++state.steps % state.options.every != 0) {
     return false;

@@ -54,6 +54,7 @@ struct Told {
   std::vector<Row> rows;  // by rank, or empty
   uint64_t missed = 0;    // intervals that nobody asked for in time, so far
   std::string lost;       // why ranks are not together any more; empty while they are
+  std::string rowless;    // why other ranks' rows are not seen any more; empty while they are
 };
 
 class Monitor {

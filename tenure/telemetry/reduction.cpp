@@ -83,9 +83,7 @@ bool Reduction::reduce(const at::Tensor& words, const std::stop_token& stop) {
     // Gloo passes words around in a ring: a rank that is gone is seen by its neighbours, and those
     // two by theirs when their connections go, too. Nothing is under way on them any more.
     mine_.clear();
-    const std::string_view all = error.what();
-    const auto first_line = all.substr(0, all.find('\n'));
-    throw CollectiveError(text("a rank has left: ", first_line));
+    throw CollectiveError(text("a rank has left: ", first_line(error.what())));
   }
   return true;
 }

@@ -22,6 +22,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from forks import Forked
+
 PATIENCE = 180.0  # seconds for anything, on a machine that is busy with other tests
 VICTIM = 2
 
@@ -32,22 +34,16 @@ class Job:
     def __init__(self, folder: Path, case: str, ranks: int) -> None:
         self.folder = folder / "run"
         self.folder.mkdir()
-        self.host = subprocess.Popen(
-            [sys.executable, __file__, "store"], stdout=subprocess.PIPE, text=True
-        )
+        self.host = Forked([__file__, "store"], stdout=subprocess.PIPE, text=True)
         assert self.host.stdout is not None
         self.store = _store(int(self.host.stdout.readline()))
         self.logs = [folder / f"rank-{rank}" for rank in range(ranks)]
         self.ranks = []
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         for rank in range(ranks):
-            command = [sys.executable, __file__, case, self.folder, self.store.port, rank, ranks]
+            arguments = [__file__, case, self.folder, self.store.port, rank, ranks]
             with self.logs[rank].open("wb") as log:
-                self.ranks.append(
-                    subprocess.Popen(
-                        list(map(str, command)), stdout=log, stderr=log, env=environment
-                    )
-                )
+                self.ranks.append(Forked(arguments, stdout=log, stderr=log, env=environment))
 
     def __enter__(self) -> Job:
         return self

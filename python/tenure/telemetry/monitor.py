@@ -374,6 +374,7 @@ class _Telling:
         self._stop: tuple[int, str] | None = None  # in which interval, and why
         self._over = False
         self._said_lost = False
+        self._said_rowless = False
         self._said_peaks = False
 
     def start(self) -> None:
@@ -436,6 +437,13 @@ class _Telling:
                 "the monitors are not together any more, from here on each tells of its "
                 "own rank: %s",
                 told.lost,
+            )
+        if told.rowless and not told.lost and not self._said_rowless:
+            self._said_rowless = True
+            _log.warning(
+                "the job's store failed: figures of single ranks are not told any more, highest "
+                "and lowest ones are: %s",
+                told.rowless,
             )
         if self._writes and not self._said_peaks and not self._monitor.knows_peaks:
             self._said_peaks = True

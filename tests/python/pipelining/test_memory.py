@@ -154,7 +154,9 @@ def told_of(rank: int, _ranks: int, case: str) -> tuple[str, int]:
     for step in range(30):
         shapes = {"new shapes": step, "masks": min(step, 6)}
         x = torch.randn(2 * (40 - shapes.get(case, 0)), 8)
-        stage.more = 0 if case == "masks" or rank else 10_000 * (step + 1 if case == "growing" else 1)
+        stage.more = (
+            0 if case == "masks" or rank else 10_000 * (step + 1 if case == "growing" else 1)
+        )
         try:
             if case == "evaluations":
                 pipe.eval(x)

@@ -26,6 +26,12 @@ def first_screen(folder: Path) -> list[str]:
     return result.output.splitlines()
 
 
+def top_of(folder: Path) -> list[str]:
+    result = CliRunner().invoke(app, ["top", str(folder), "--once"], env={"COLUMNS": "240"})
+    assert result.exit_code == 0, result.output
+    return result.output.splitlines()
+
+
 def resident_of(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return 1024 * int(status.split("VmRSS:")[1].split()[0])
@@ -121,9 +127,17 @@ def test_a_monitored_rank_is_killed(tmp_path: Path) -> None:
     with Job(tmp_path, "monitored wait", 4) as job:
         job.wait_for_key(*(f"ready {rank}" for rank in range(4)))
         rss = resident_of(job.ranks[VICTIM].pid)
+        before = top_of(job.folder)
         job.ranks[VICTIM].send_signal(signal.SIGKILL)
         assert job.wait() == [1, 1, -9, 1]
         screen = first_screen(job.folder)
+        after = top_of(job.folder)
+    assert any(line.startswith("4 ranks: 4 running; step 41") for line in before), before
+    assert [
+        line.split()[:2] for line in before if " running " in line and "parameters" in line
+    ] == [[str(rank), "running"] for rank in range(4)]
+    assert after[0].startswith("rank 2 "), after
+    assert " died after step 41" in after[0]
     said = re.match(
         r"rank 2 left no word: it was killed, or ended at once; its last sample \(step 41.*"
         r": ([\d.]+) MB resident",

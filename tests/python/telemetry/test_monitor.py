@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import logging
 import mmap
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +274,41 @@ def test_a_rank_that_leaves_costs_the_others_its_figures_and_nothing_else() -> N
     assert [step for step, _ in results[0][1]] == [1, 2, 3, 4, 5, 6]
     assert [rank for _, rank in results[0][1][3:]] == [0, 0, 0]
     assert max(took for took, _ in results) < 20
+
+
+def without_a_store(rank: int, world_size: int) -> Any:
+    host = (
+        dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if not rank else None
+    )
+    port = [host.port if host else 0]
+    dist.broadcast_object_list(port)
+    store = dist.TCPStore("127.0.0.1", port[0], is_master=False, wait_for_workers=False)
+    monitor_module.meet = lambda *args, **kwargs: replace(
+        meeting_module.meet(*args, **kwargs), store=store
+    )
+    said: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tenure.telemetry").addHandler(listener)
+    seen: list[Figures] = []
+    with scratch_monitor(sinks=[seen.append], every=1, flight_recorder=False) as monitor:
+        for step in range(3):
+            monitor.step()
+            if rank == 0:
+                told(seen, step + 1)
+                host = None  # it ends with this
+            dist.barrier()
+    return said, [(one.ranks, len(one.world) > 0) for one in seen], world_size
+
+
+def test_a_store_that_is_gone_costs_single_ranks_figures_and_that_is_said_once() -> None:
+    (said, seen, _), (others, _, _) = run_ranks(without_a_store, 2)
+    assert len(seen) == 3
+    assert seen == [(2, True)] * 3
+    (line,) = said
+    assert line.startswith("the job's store failed: figures of single ranks are not told any more")
+    assert "\n" not in line
+    assert others == []
 
 
 def outliers(rank: int, _world_size: int, folder: str) -> bool:
