@@ -225,16 +225,40 @@ class Cyclic(Wide):
         return super().forward(Receive.apply(x))
 
 
-def cycles(rank: int, _ranks: int) -> list[str]:
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class CyclicThroughTheLeaf(Wide):
+    """The same through the leaf that was received: copy → Copy → AccumulateGrad → leaf → copy."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.copy = copy = Copy.apply(x)  # type: ignore[attr-defined]
+        return super().forward(copy)
+
+
+def cycles(rank: int, _ranks: int, stage: type[Wide]) -> list[str]:
     gc.disable()
     with tenure.watch(quiet=True, level="trace"):
-        pipe = tenure.Pipeline(Cyclic(), "1f1b", 2, loss=mean, timeout=30)
+        pipe = tenure.Pipeline(stage(), "1f1b", 2, loss=mean, timeout=30)
         for _ in range(3):
             pipe.step(torch.randn(512, 8), target=torch.randn(512, 8))
         found = tenure.census().cycles
     return [str(one) for one in found] if rank == 1 else []
 
 
-def test_a_users_cycle_on_top_of_our_channels_is_found_with_its_path() -> None:
-    _, found = run_ranks(cycles, 2)
-    assert any("Receive ctx" in one and "count=6" in one for one in found), found
+@pytest.mark.parametrize(
+    ("stage", "way"),
+    [(Cyclic, ["Receive ctx"]), (CyclicThroughTheLeaf, ["AccumulateGrad", "copy"])],
+)
+def test_a_users_cycle_on_top_of_our_channels_is_found_with_its_path(
+    stage: type[Wide], way: list[str]
+) -> None:
+    _, found = run_ranks(cycles, 2, stage)
+    assert any(all(hop in one for hop in [*way, "count=6"]) for one in found), found
