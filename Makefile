@@ -15,8 +15,6 @@ JOBS ?= $(shell nproc)
 
 BIN := .venv/bin
 STAMP := .venv/setup.stamp
-# There is a worker a core: torch's own threads, and processes that compile for it, are in the way.
-ALONE := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
 # A CMake and a Ninja in .venv come before those of the machine.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -48,7 +46,7 @@ run: build ## train a small GPT-2 on two ranks: pipeline, sharding, and who held
 
 test: build-tests ## all tests: C++ (TSan's too) and Python
 	ctest --test-dir build/dev --output-on-failure -j $(JOBS)
-	$(ALONE) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	@JOBS='$(JOBS)' scripts/test-python
 
 test-integrations: build ## tests beside TRL with all that it brings, in an environment of its own
 	@scripts/test-integrations
