@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Left", "find", "page", "screen", "title"]
 
-_APART = 60.0  # seconds by which ranks of one run may begin apart
+_APART = 60.0  # seconds by which ranks of one run may begin apart, or end of one cause
+_SKEW = 1.0  # seconds by which hosts' clocks may differ
 _MOST_LINES = 64  # of ranks
 _PAGE = Path(__file__).parent / "page" / "flight.html"
 
@@ -115,6 +116,7 @@ def find(paths: Iterable[str | Path]) -> list[Left]:
     # Of a rank on another host only what happened to others tells whether it still runs.
     ended = any(one.fatal for one in run)
     run = [one if one.alive is not None else replace(one, alive=not ended) for one in run]
+    run = [_ended_short(one) if _failed_others(one, run) else one for one in run]
     if not any(one.document or one.speechless for one in run):
         return []
     return sorted(run, key=_precedence)
@@ -191,6 +193,19 @@ def _latest(left: Mapping[tuple[Path, str], Left]) -> list[Left]:
     latest = [by_file[head.path] for head in runs[-1]] if runs else []
     by_rank = {one.who.rank: one for one in sorted(latest, key=lambda one: one.who.began)}
     return list(by_rank.values())
+
+
+def _failed_others(one: Left, run: list[Left]) -> bool:
+    """Whether the program caught this shortage and then ended by itself, which others failed of."""
+    if one.reason != "memory" or one.fatal or one.alive:
+        return False
+    ends = [float(other.document["time"]) for other in run if other.fatal]
+    return bool(ends) and -_SKEW <= min(ends) - float(one.document["time"]) <= _APART
+
+
+def _ended_short(one: Left) -> Left:
+    told = {**one.document["headline"], "fatal": True}
+    return replace(one, document={**one.document, "headline": told})
 
 
 def _precedence(one: Left) -> tuple[int, float, int]:

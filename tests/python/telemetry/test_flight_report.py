@@ -78,6 +78,27 @@ def test_the_first_of_several_failures_leads(folder: Path) -> None:
     assert report(folder)[0] == "rank 1 failed at step 41: ValueError: no layer"
 
 
+def test_a_rank_that_caught_its_shortage_and_ended_comes_before_those_that_missed_it(
+    folder: Path,
+) -> None:
+    closed = {"reason": "exception", "text": "RuntimeError: connection closed", "fatal": True}
+    leave(folder, rank(0), closed, time=1050.0)
+    leave(folder, rank(2), {**MEMORY, "text": "", "fatal": False}, time=1049.0, holders=HELD)
+    screen = report(folder)
+    assert screen[0].startswith("rank 2 ran out of memory at step 41: it asked for 3,000.0 MB")
+    assert "went on" not in "".join(screen)
+    assert screen[1].startswith("  cache (global of train) held 9,000.0 MB")
+
+
+def test_a_shortage_of_long_before_explains_nothing(folder: Path) -> None:
+    closed = {"reason": "exception", "text": "RuntimeError: connection closed", "fatal": True}
+    leave(folder, rank(0), closed, time=1050.0)
+    leave(folder, rank(2), {**MEMORY, "text": "", "fatal": False}, time=980.0)
+    screen = report(folder)
+    assert screen[0] == "rank 0 failed at step 41: RuntimeError: connection closed"
+    assert any("ran out of memory, and went on" in line for line in screen)
+
+
 def test_a_rank_on_another_host_left_no_word_if_others_failed(folder: Path) -> None:
     rank(3).write(folder)
     leave(folder, rank(0), {"reason": "exception", "text": "RuntimeError: closed", "fatal": True})
