@@ -119,6 +119,23 @@ def test_wandb_joins_the_run_that_the_program_has_begun(tmp_path: Path) -> None:
     assert drawn["memory/mem-alloc-retires"] == "tenure_step"
 
 
+def test_wandb_leaves_the_programs_run_to_the_program(tmp_path: Path) -> None:
+    wandb = pytest.importorskip("wandb", reason="the client is not installed")
+    sink = WandB(tmp_path / "ours")
+    sink.open()  # a monitor that was made first, as the trainer begins its run later
+    run = wandb.init(
+        project="theirs", mode="offline", dir=str(tmp_path), settings=wandb.Settings(silent=True)
+    )
+    assert (run.project, wandb.run) == ("theirs", run)
+    sink.write(interval(10))
+    sink.close()
+    run.log({"loss": 0.5})
+    run.finish()
+    rows = wandb_rows(wandb_records(tmp_path))
+    assert [row["tenure_step"] for row in rows if "tenure_step" in row] == [10]
+    assert [row["loss"] for row in rows if "loss" in row] == [0.5]
+
+
 # Comet
 
 
@@ -153,6 +170,16 @@ def test_comet_has_the_intervals_in_its_archive(tmp_path: Path) -> None:
     for name in expected[10]:
         assert found.pop(name) == [(step, expected[step][name]) for step in STEPS], name
     assert set(found) <= {"process duration"}, "what Comet adds by itself"
+
+
+def test_comet_begins_no_experiment_before_there_is_something_to_write(tmp_path: Path) -> None:
+    pytest.importorskip("comet_ml", reason="the client is not installed")
+    program = (
+        "from pathlib import Path; import comet_ml, sys; from tenure.telemetry.sinks import Comet\n"
+        "sink = Comet(Path(sys.argv[1])); sink.open()\n"
+        "assert comet_ml.get_running_experiment() is None; sink.close()"
+    )
+    subprocess.run([sys.executable, "-c", program, tmp_path], check=True)
 
 
 # MLflow

@@ -18,7 +18,8 @@ class Comet:
     """An experiment of Comet: the one that the program has already begun, else one of its own.
 
     Its own is offline (``comet upload FOLDER/….zip`` sends it) unless Comet finds an API key in
-    its settings. It has Tenure's figures alone: what Comet reads by itself of the code, the
+    its settings. Which it is the first interval decides: a program may make its monitor before its
+    experiment. Its own has Tenure's figures alone: what Comet reads by itself of the code, the
     terminal and the machine is off.
     """
 
@@ -52,6 +53,22 @@ class Comet:
         self._is_ours = False
 
     def open(self) -> None:
+        """Imports the client."""
+        importlib.import_module("comet_ml")
+
+    def write(self, figures: Figures) -> None:
+        """Logs the interval."""
+        if self._experiment is None:
+            self._begin()
+        self._experiment.log_metrics(dict(self._names(figures)), step=figures.step)
+
+    def close(self) -> None:
+        """Ends the experiment, if it is ours."""
+        if self._experiment is not None and self._is_ours:
+            self._experiment.end()
+        self._experiment = None
+
+    def _begin(self) -> None:
         """Joins the program's experiment or begins one."""
         client: Any = importlib.import_module("comet_ml")
         self._experiment = client.get_running_experiment()
@@ -79,13 +96,3 @@ class Comet:
             )
         if self._run_name is not None:
             self._experiment.set_name(self._run_name)
-
-    def write(self, figures: Figures) -> None:
-        """Logs the interval."""
-        self._experiment.log_metrics(dict(self._names(figures)), step=figures.step)
-
-    def close(self) -> None:
-        """Ends the experiment, if it is ours."""
-        if self._experiment is not None and self._is_ours:
-            self._experiment.end()
-        self._experiment = None

@@ -23,6 +23,8 @@ class WandB:
     ``WANDB_MODE`` or ``WANDB_API_KEY`` say otherwise. It has Tenure's figures alone: W&B's own
     readings of the machine and of the terminal are off.
 
+    Which it is the first interval decides: a program may make its monitor before its run.
+
     In a run of the program's, each interval is a row of its own, and the figures are drawn over
     ``tenure_step``: the run's own count of steps belongs to the program.
     """
@@ -63,6 +65,31 @@ class WandB:
         self._drawn: set[str] = set()
 
     def open(self) -> None:
+        """Imports the client."""
+        importlib.import_module("wandb")
+
+    def write(self, figures: Figures) -> None:
+        """Logs the interval."""
+        if self._run is None:
+            self._begin()
+        row = dict(self._names(figures))
+        if self._is_ours:
+            self._run.log(row, step=figures.step)
+            return
+        for name in row.keys() - self._drawn:
+            self._run.define_metric(name, step_metric=_STEP)
+            self._drawn.add(name)
+        self._run.log({_STEP: figures.step, **row})
+
+    def close(self) -> None:
+        """Ends the run, if it is ours."""
+        if self._run is not None and self._is_ours:
+            self._run.finish()
+        self._run = None
+
+    # Not before there is something to write: a run of ours would be what the program's own call of
+    # wandb.init() returns.
+    def _begin(self) -> None:
         """Joins the program's run or begins one."""
         client: Any = importlib.import_module("wandb")
         self._run = client.run
@@ -79,20 +106,3 @@ class WandB:
                 console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True
             ),
         )
-
-    def write(self, figures: Figures) -> None:
-        """Logs the interval."""
-        row = dict(self._names(figures))
-        if self._is_ours:
-            self._run.log(row, step=figures.step)
-            return
-        for name in row.keys() - self._drawn:
-            self._run.define_metric(name, step_metric=_STEP)
-            self._drawn.add(name)
-        self._run.log({_STEP: figures.step, **row})
-
-    def close(self) -> None:
-        """Ends the run, if it is ours."""
-        if self._run is not None and self._is_ours:
-            self._run.finish()
-        self._run = None
