@@ -33,6 +33,7 @@ struct Noted {
   int read_end = -1;
   std::atomic<pid_t> process{0};  // whose threads read the pipe
   std::atomic<bool> taken{false};
+  std::atomic<bool> heeded{false};  // else the pipe has no reader
 };
 
 Noted& noted() {
@@ -57,7 +58,8 @@ void take(int signal, siginfo_t* info, void* context) {
   auto& course = kForHandlers->courses[static_cast<size_t>(signal)];
   const auto& before = course.before;
   const bool inherited = kForHandlers->process.load(std::memory_order_relaxed) != getpid();
-  if (inherited || course.passing.exchange(false)) {
+  const bool heeded = !inherited && kForHandlers->heeded.load(std::memory_order_relaxed);
+  if (!heeded || course.passing.exchange(false)) {
     if ((before.sa_flags & SA_SIGINFO) != 0) {
       before.sa_sigaction(signal, info, context);
     } else if (has_handler(before)) {
@@ -147,11 +149,13 @@ Signals::Signals(std::vector<int> signals, Before before)
     all.taken = false;
     throw;
   }
+  all.heeded = true;
   install();
 }
 
 Signals::~Signals() {
   put_back();
+  noted().heeded = false;  // whoever put a handler over ours may still call it
   if (generation_ != fork_generation()) {
     [[maybe_unused]] auto* parents = thread_.release();  // there is no such thread here
     return;

@@ -120,6 +120,26 @@ TEST_F(SignalsTest, EndLeavesWhatOthersPutOverOurs) {
   EXPECT_EQ(now(SIGUSR1).sa_handler, count);
 }
 
+struct sigaction below = {};
+
+void pass_below(int signal, siginfo_t* info, void* context) {
+  below.sa_sigaction(signal, info, context);
+}
+
+// As libraries do that chain: the signal takes its course also when ours has ended.
+TEST_F(SignalsTest, EndLeavesOthersACourseBelowTheirs) {
+  std::signal(SIGUSR1, count);
+  {
+    const Signals signals({SIGUSR1}, [](int) {});
+    struct sigaction over = {};
+    over.sa_sigaction = pass_below;
+    over.sa_flags = SA_SIGINFO;
+    sigaction(SIGUSR1, &over, &below);
+  }
+  raise(SIGUSR1);
+  EXPECT_EQ(handled, 1);
+}
+
 TEST_F(SignalsTest, OneAtATime) {
   const Signals signals({SIGUSR1}, [](int) {});
   EXPECT_THROW(Signals({SIGUSR2}, [](int) {}), InputError);
