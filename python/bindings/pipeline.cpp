@@ -213,6 +213,10 @@ std::unique_ptr<pipeline::Pipeline> make_pipeline(const pipeline::Schedule& sche
       options);
 }
 
+pipeline::Pass pass_of(bool train) {
+  return train ? pipeline::Pass::train : pipeline::Pass::forward;
+}
+
 }  // namespace
 
 void bind_pipeline(py::module_& m) {
@@ -229,8 +233,7 @@ void bind_pipeline(py::module_& m) {
             const auto loss = loss_of(std::move(function));
             auto result = [&] {
               const py::gil_scoped_release no_gil;
-              return self.step(train ? pipeline::Pass::train : pipeline::Pass::forward, loss,
-                               std::move(weights));
+              return self.step(pass_of(train), loss, std::move(weights));
             }();
             std::vector<MaybeTensors> outputs;
             for (const auto& one : result.outputs) {
@@ -240,7 +243,13 @@ void bind_pipeline(py::module_& m) {
                               outputs);
           },
           py::arg("train"), py::arg("loss"), py::arg("weights"))
-      .def("refuse", &pipeline::Pipeline::refuse, py::arg("why"), NoGil())
+      .def("shapes_change", &pipeline::Pipeline::shapes_change)
+      .def(
+          "refuse",
+          [](pipeline::Pipeline& self, bool train, const std::string& why) {
+            self.refuse(pass_of(train), why);
+          },
+          py::arg("train"), py::arg("why"), NoGil())
       .def_property_readonly("failed_in", &pipeline::Pipeline::failed_in)
       .def_property_readonly("rank", &pipeline::Pipeline::rank)
       .def("promise",

@@ -31,6 +31,16 @@ inline bool backward_retains_graph() {
   return in_backward() && torch::autograd::get_current_graph_task_keep_graph();
 }
 
+// Whether hooks pack and unpack what a node has saved; torch that does not tell: as if.
+template <class SavedVariable>
+bool has_hooks(const SavedVariable& saved) {
+  if constexpr (requires { saved.has_hooks(); }) {
+    return saved.has_hooks();
+  } else {
+    return true;
+  }
+}
+
 // A slot of our own in ThreadLocalDebugInfo. It became an open set of kinds in 2.13; before that an
 // enum with a fixed underlying type, in which any unused value will do.
 #if TENURE_TORCH_AT_LEAST(2, 13)

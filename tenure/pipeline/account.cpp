@@ -4,6 +4,8 @@
 #include <tenure/core/text.h>
 
 #include <algorithm>
+#include <iterator>
+#include <unordered_set>
 #include <utility>
 
 namespace tenure::pipeline {
@@ -62,8 +64,12 @@ int64_t Account::level() {
   return reading.current - start_ - gradients;
 }
 
-void Account::begin(std::vector<at::Tensor> parameters) {
-  parameters_ = std::move(parameters);
+void Account::begin(const std::vector<at::Tensor>& parameters) {
+  parameters_.clear();
+  std::unordered_set<const c10::TensorImpl*> seen;  // a parameter may be of two stages
+  std::ranges::copy_if(parameters, std::back_inserter(parameters_), [&](const at::Tensor& one) {
+    return seen.insert(one.unsafeGetTensorImpl()).second;
+  });
   gradients_at_start_ = gradient_bytes();
   start_ = meter_.read().current;
   peak_between_ = 0;

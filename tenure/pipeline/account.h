@@ -46,7 +46,7 @@ class Account {
   Account& operator=(const Account&) = delete;
 
   // `parameters` are those whose gradients do not count.
-  void begin(std::vector<at::Tensor> parameters);
+  void begin(const std::vector<at::Tensor>& parameters);
   // The step has other shapes than the last one: it is a lesson.
   void shapes_changed() { checking_ = false; }
   // Right before a stage runs, with what it was given in place.

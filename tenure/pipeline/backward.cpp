@@ -1,5 +1,7 @@
 #include <tenure/pipeline/backward.h>
 
+#include <tenure/pipeline/products.h>
+
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -7,9 +9,9 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <string_view>
+#include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -53,14 +55,6 @@ struct SameEdge {
 template <class T>
 using ByEdge = std::unordered_map<Edge, T, EdgeHash, SameEdge>;
 
-// Those whose weights are worth waiting for: their gradients are a product of their own.
-bool is_product(const Node& node) {
-  static constexpr std::array<std::string_view, 6> products = {
-      "AddmmBackward0", "MmBackward0",      "LinearBackward0",
-      "BmmBackward0",   "BaddbmmBackward0", "ConvolutionBackward0"};
-  return std::ranges::find(products, node.name()) != products.end();
-}
-
 bool is_hooked(Node& node) {
   return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
          !node.post_hooks().empty() || !node.retains_grad_hooks().empty();
@@ -82,6 +76,8 @@ class Paths {
   bool on_path(const Node* node) const { return on_path_.contains(node); }
   // Nodes of the path, inputs' own excepted.
   const std::vector<Node*>& path() const { return path_; }
+  // These, and all that lead to weights.
+  const std::unordered_set<Node*>& nodes() const { return seen_; }
 
  private:
   // Depth first without recursion: a node is done when all after it are.
@@ -117,9 +113,31 @@ class Paths {
 
   std::unordered_set<const Node*> on_path_;
   std::unordered_set<const Node*> ends_;
-  std::unordered_set<const Node*> seen_;
+  std::unordered_set<Node*> seen_;
   std::vector<Node*> path_;
 };
+
+// Of an operator of ATen: neither a user's own nor one of torch's that runs other code.
+bool is_generated(const Node& node) {
+  static constexpr std::string_view mangled = "N5torch8autograd9generated";
+  const auto& of = node;
+  return std::string_view(typeid(of).name()).starts_with(mangled);
+}
+
+// Whether it makes no difference to anybody that a backward is run in two halves: the graph has
+// torch's own nodes alone, which know nothing of when they run, nobody has hooked one, and what
+// products read twice is there.
+bool is_plain(const Paths& paths) {
+  return std::ranges::all_of(paths.nodes(), [&](Node* node) {
+    if (is_hooked(*node) || node->tensor_post_acc_grad_hooks() != nullptr) {
+      return false;
+    }
+    if (dynamic_cast<torch::autograd::AccumulateGrad*>(node) != nullptr) {
+      return true;
+    }
+    return is_generated(*node) && !(is_product(*node) && reads_through_hooks(*node));
+  });
+}
 
 // A node whose weights wait: its incoming gradients, and where its weights' gradients go.
 struct Waiting {
@@ -254,7 +272,7 @@ std::vector<at::Tensor> Backward::run(const std::vector<at::Tensor>& gradients) 
 }
 
 std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& gradients,
-                                             OwnerId owner, ScopeId scope) {
+                                             OwnerId owner, ScopeId scope, Halves halves) {
   const auto roots = roots_of(state_->outputs, gradients);
   const auto inputs = valid(state_->inputs);
   const auto whole = [&] {
@@ -267,7 +285,7 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
   }
   const Paths paths(roots.edges, inputs);
   const auto exits = exits_of(paths);
-  if (exits_meet(exits)) {
+  if (exits_meet(exits) || (halves == Halves::if_plain && !is_plain(paths))) {
     return whole();
   }
   // What this half is asked for: the inputs' gradients, those of weights that do not wait, and the

@@ -11,6 +11,13 @@
 // in the first half and wait for the second. So are those of nodes that are hooked, that are not
 // torch's own, or that share a weight with another one on the path, for which running twice could
 // mean counting twice.
+//
+// Note [A gradient leaves early]
+// Where a schedule has whole backwards, the rank below still waits for the gradient of the inputs
+// only. So they are run in two halves, too, one right after the other, with the gradient sent in
+// between: the rank below begins while the weights' products are found. To hooks, to functions of a
+// user's own and to what saves tensors in its own way two halves are two backwards (FSDP2 would
+// reduce twice, a checkpoint be computed twice), so this is done where there are none of them.
 #pragma once
 
 #include <tenure/core/alias.h>
@@ -27,6 +34,12 @@ namespace tenure::pipeline {
 // returns. Installed once, by a language runtime whose hooks run in backwards and whose errors the
 // engine wraps.
 void install_translator(void (*translate)());
+
+// When run_inputs runs a first half; else it runs the whole.
+enum class Halves : uint8_t {
+  always,    // wherever there are two
+  if_plain,  // where nobody can tell the difference
+};
 
 class Backward {
  public:
@@ -45,7 +58,7 @@ class Backward {
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& gradients);
   // The first half. What the second needs is leased to `owner` in `scope`.
   std::vector<at::Tensor> run_inputs(const std::vector<at::Tensor>& gradients, OwnerId owner,
-                                     ScopeId scope);
+                                     ScopeId scope, Halves halves = Halves::always);
   // The second half. REQUIRES: run_inputs.
   void run_weights();
 

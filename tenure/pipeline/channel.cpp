@@ -110,14 +110,13 @@ Channel::Channel(Groups groups, uint32_t microbatches, std::chrono::milliseconds
 
 Channel::~Channel() = default;
 
-void Channel::begin(uint64_t step, uint32_t send_slots, c10::Device device) {
+void Channel::begin(uint64_t step, uint32_t send_slots) {
   if (!broken_.empty()) {
     throw CollectiveError(text("this pipeline cannot go on, because ", broken_,
                                ": start the ranks again, from the last checkpoint"));
   }
   step_ = step;
   send_slots_ = send_slots;
-  device_ = device;
   stats_.most_held_bytes = 0;
 }
 

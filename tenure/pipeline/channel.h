@@ -74,9 +74,11 @@ class Channel {
 
   uint32_t rank() const { return rank_; }
   uint32_t ranks() const { return ranks_; }
+  c10::Device device() const { return device_; }
 
-  // REQUIRES: nothing is under way. `device` is where tensors are received.
-  void begin(uint64_t step, uint32_t send_slots, c10::Device device);
+  // REQUIRES: nothing is under way.
+  void begin(uint64_t step, uint32_t send_slots);
+  void receive_on(c10::Device device) { device_ = device; }
 
   // Asks for a message.
   void post(const Message& message);

@@ -140,6 +140,7 @@ struct Pipeline::State {
   Stats stats;
   uint64_t step = 0;
   std::string failed_in;
+  bool new_shapes = false;  // of what the next step is given
 };
 
 // One step of one rank.
@@ -159,8 +160,10 @@ class Pipeline::Step {
   }
 
   StepResult run() {
-    begin();
+    state_.channel.begin(state_.step, plan_.messages.send_slots);
     try {
+      begin();
+      begun_ = true;
       for (; position_ < actions().size(); ++position_) {
         run_action();
       }
@@ -181,10 +184,8 @@ class Pipeline::Step {
 
   // Tells the other ranks that this one does not come.
   void refuse(const std::string& why) {
-    state_.channel.begin(state_.step, plan_.messages.send_slots, device_of(state_.stages));
-    auto failure = failure_here(why);
-    failure.before_actions = true;
-    give_up(failure);
+    state_.channel.begin(state_.step, plan_.messages.send_slots);
+    give_up(failure_here(why));
   }
 
  private:
@@ -195,7 +196,8 @@ class Pipeline::Step {
 
   void begin() {
     const auto device = device_of(state_.stages);
-    state_.channel.begin(state_.step, plan_.messages.send_slots, device);
+    state_.channel.receive_on(device);
+    const auto new_shapes = std::exchange(state_.new_shapes, false);
     state_.stats.most_in_flight = {};
     changed_before_ = state_.channel.stats().changed;
     if (state_.options.strict == Strict::off) {
@@ -209,6 +211,9 @@ class Pipeline::Step {
       state_.account->begin(state_.parameters());
     } else {
       state_.account->begin_evaluation();
+    }
+    if (new_shapes) {
+      state_.account->shapes_changed();
     }
   }
 
@@ -230,6 +235,7 @@ class Pipeline::Step {
   Failure failure_here(std::string what) const {
     Failure out;
     out.rank = state_.channel.rank();
+    out.before_actions = !begun_;
     out.text = std::move(what);
     if (position_ < actions().size()) {
       out.action = actions()[position_];
@@ -407,13 +413,25 @@ class Pipeline::Step {
       }
       outputs.clear();
       for (auto& one : sent) {
-        one.tensor = one.tensor.defined() ? one.tensor.detach() : one.tensor;
+        one.tensor = to_pass_on(one.tensor, of);
       }
       pass_on(action, sent);
     }
     if (!trains()) {
       end_microbatch(action);
     }
+  }
+
+  // Without its graph. What a stage was sent and hands on unchanged would go with its microbatch: a
+  // copy where that may be before it has been read, by another stage of this rank, or in an
+  // evaluation by the rank that it is sent to.
+  at::Tensor to_pass_on(const at::Tensor& output, const Flight& of) const {
+    if (!output.defined()) {
+      return output;
+    }
+    const auto stays = trains() && plan_.messages.steps[position_].send;
+    const auto out = output.detach();
+    return !stays && shares_storage(out, of.received) ? out.clone() : out;
   }
 
   // The last stage's outputs become the loss, or the caller's.
@@ -475,12 +493,13 @@ class Pipeline::Step {
     }
     received.clear();  // whoever needs them on has them
     const auto scope = scope_of(action.microbatch);
+    const auto early = leaves_early(action);
     auto found =
-        action.kind == Kind::backward
+        action.kind == Kind::backward && !early
             ? of.backward.run(gradients)
             : of.backward.run_inputs(
                   gradients, owner_named(OwnerKind::gradient, "kept for weights", action.stage),
-                  scope);
+                  scope, early ? Halves::if_plain : Halves::always);
     of.waits = action.kind == Kind::input_backward;
     gradients.clear();
     if (action.stage > 0) {
@@ -491,9 +510,19 @@ class Pipeline::Step {
       found.clear();
       pass_on(action, sent);
     }
+    if (early) {
+      of.backward.run_weights();
+    }
     if (ends_microbatch(action.kind)) {
       end_microbatch(action);
     }
+  }
+
+  // See Note [A gradient leaves early]. On a device the host would have more to launch, which has
+  // not been measured.
+  bool leaves_early(const Action& action) const {
+    return action.kind == Kind::backward && plan_.messages.steps[position_].send &&
+           state_.channel.device().is_cpu();
   }
 
   void run_weights(const Action& action) {
@@ -551,6 +580,7 @@ class Pipeline::Step {
   const Loss& loss_;
   std::vector<double> weights_;
   Scope scope_;
+  bool begun_ = false;
   size_t position_ = 0;
   bool took_here_ = false;
   bool sent_here_ = false;
@@ -578,9 +608,11 @@ StepResult Pipeline::step(Pass pass, const Loss& loss, std::vector<double> weigh
   return out;
 }
 
-void Pipeline::refuse(const std::string& why) {
+void Pipeline::shapes_change() { state_->new_shapes = true; }
+
+void Pipeline::refuse(Pass pass, const std::string& why) {
   ++state_->step;
-  Step(*state_, Pass::train, {}, {}).refuse(why);
+  Step(*state_, pass, {}, {}).refuse(why);
 }
 
 const std::string& Pipeline::failed_in() const { return state_->failed_in; }

@@ -69,8 +69,10 @@ class Pipeline {
   // CollectiveError for another rank's failure; then nothing of the step is left but gradients that
   // it added.
   StepResult step(Pass pass, const Loss& loss, std::vector<double> weights = {});
+  // The next step's batch has other shapes than the last one of its kind: strict learns from it.
+  void shapes_change();
   // A step that failed before it began, so that the other ranks hear of it.
-  void refuse(const std::string& why);
+  void refuse(Pass pass, const std::string& why);
 
   // What this rank was doing when its last failed step failed here; empty if it failed elsewhere.
   const std::string& failed_in() const;

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from tenure import _C
 from tenure.errors import CollectiveError, InputError
@@ -103,7 +104,7 @@ class Pipeline:
             _tell_others(group, timeout, error)
             raise
         side = _new_group(ranks, "gloo", timeout)
-        _require_same(self.schedule, side)
+        _require_same(self.schedule, device, side)
         up, down = _lanes(ranks, device, timeout, side)
         self.microbatches = self.schedule.microbatches
         self.loss = loss
@@ -112,6 +113,8 @@ class Pipeline:
         self._stages = [_Stage(module, number) for module, number in zip(modules, own, strict=True)]
         self._number = next(self._numbers)
         self._stay_gathered = stay_gathered
+        self._strict = strict
+        self._shapes: dict[bool, list[torch.Size]] = {}  # of the last batch, by whether it trained
         self._runtime = _C.PipelineRuntime(
             self.schedule.data, self._stages, up, down, side, timeout, strict
         )
@@ -163,26 +166,24 @@ class Pipeline:
         self, train: bool, args: tuple[Any, ...], target: Any, kwargs: dict[str, Any]
     ) -> tuple[torch.Tensor | None, list[list[torch.Tensor | None]]]:
         with ExitStack() as held:
+            for stage in self._stages:
+                held.callback(stage.clear)
             try:
                 targets = self._take(train, args, target, kwargs)
+                loss = None
+                if self._last and (train or target is not None):
+                    loss = _LossOf(self.loss, targets, self._stages[-1])
                 for model in self._to_hold():
                     held.enter_context(model.hold())
             except Exception as error:
-                self._runtime.refuse(f"{type(error).__name__}: {error}")
+                self._runtime.refuse(train, f"{type(error).__name__}: {error}")
                 raise
-            loss = None
-            if self._last and (train or target is not None):
-                loss = _LossOf(self.loss, targets, self._stages[-1])
             try:
-                made = self._runtime.step(train, loss, weights_of(targets, self.microbatches))
+                return self._runtime.step(train, loss, weights_of(targets, self.microbatches))
             except BaseException as error:
                 if self._runtime.failed_in:
                     error.add_note(f"{self._rank_text()}, in {self._runtime.failed_in}")
                 raise
-            finally:
-                for stage in self._stages:
-                    stage.clear()
-        return made
 
     def _rank_text(self) -> str:
         """Beside other pipelines a rank has two numbers."""
@@ -207,6 +208,8 @@ class Pipeline:
             raise InputError("the last rank needs a loss to train: Pipeline(..., loss=...)")
         if self._last and train and target is None:
             raise InputError("the last rank needs a target to find the loss: pass step() target=")
+        if self._strict:
+            self._look_at_shapes(train, (args if self._first else (), kwargs, target))
         named = split(kwargs, self.microbatches, "batch")
         for stage in self._stages:
             stage.kwargs = named
@@ -215,6 +218,13 @@ class Pipeline:
         if not self._last or target is None:
             return None
         return split(target, self.microbatches, "target")
+
+    def _look_at_shapes(self, train: bool, batch: Any) -> None:
+        """What a batch takes depends on its shapes, of which this rank's messages may not tell."""
+        shapes = [one.shape for one in tree_leaves(batch) if isinstance(one, torch.Tensor)]
+        if shapes != self._shapes.get(train):
+            self._shapes[train] = shapes
+            self._runtime.shapes_change()
 
 
 class _Stage:
@@ -368,6 +378,7 @@ class _Word:
 
     error: str = ""
     schedule: str = ""
+    device: str = ""
 
 
 def _exchange(mine: _Word, side: dist.ProcessGroup) -> list[_Word]:
@@ -388,16 +399,23 @@ def _tell_others(group: object, timeout: float, error: Exception) -> None:
         _exchange(_Word(error=f"{type(error).__name__}: {error}"), side)
 
 
-def _require_same(schedule: Schedule, side: dist.ProcessGroup) -> None:
-    """Raises CollectiveError if another rank has failed, InputError if it has another schedule."""
+def _require_same(schedule: Schedule, device: torch.device, side: dist.ProcessGroup) -> None:
+    """Raises CollectiveError if another rank has failed, InputError if it is made otherwise."""
     digest = hashlib.sha256(schedule.csv().encode()).hexdigest()
-    heard = _exchange(_Word(schedule=f"{schedule.name} {digest}"), side)
+    heard = _exchange(_Word(schedule=f"{schedule.name} {digest}", device=device.type), side)
     failed = [f"rank {rank}: {word.error}" for rank, word in enumerate(heard) if word.error]
     if failed:
         raise CollectiveError(f"the pipeline cannot be made: it failed on {'; on '.join(failed)}")
-    others = [rank for rank, word in enumerate(heard) if word != heard[0]]
+    others = [rank for rank, word in enumerate(heard) if word.schedule != heard[0].schedule]
     if others:
         raise InputError(
             f"rank {', '.join(map(str, others))} has another schedule than rank 0: pass the same "
             "schedule and microbatches on all ranks"
+        )
+    elsewhere = [rank for rank, word in enumerate(heard) if word.device != heard[0].device]
+    if elsewhere:
+        raise InputError(
+            f"the stages of rank {', '.join(map(str, elsewhere))} are on "
+            f"{heard[elsewhere[0]].device}, those of rank 0 on {heard[0].device}: move them to one "
+            "kind of device; a stage without parameters counts as on the cpu, so give it one"
         )

@@ -206,6 +206,31 @@ def test_a_batch_that_cannot_be_split_ends_the_step_everywhere() -> None:
     assert second.startswith("rank 0 failed at the begin of the step: InputError: the batch has 3")
 
 
+def without_a_loss(rank: int, _ranks: int) -> tuple[str, torch.Tensor | None, list]:
+    torch.manual_seed(rank)
+    stage = Stage()
+    pipe = tenure.Pipeline(stage, "1f1b", 8, timeout=30)
+    try:
+        pipe.eval(torch.ones(32, 64), target=torch.ones(32, 64))
+        said = "nothing"
+    except tenure.InputError as error:
+        said = str(error)
+    after = pipe.eval(torch.full((32, 64), 2.0))
+    return said, after, list(stage.parameters())
+
+
+def test_the_step_after_an_evaluation_without_a_loss_is_right() -> None:
+    """The first rank waits for nobody in an evaluation, and so hears of nothing."""
+    (first, _, weights), (second, after, more_weights) = run_ranks(without_a_loss, 2)
+    assert first == "nothing"
+    assert second.startswith("there is no loss to be found")
+    stages = Stage(), Stage()
+    for stage, parameters in zip(stages, (weights, more_weights), strict=True):
+        for mine, theirs in zip(stage.parameters(), parameters, strict=True):
+            mine.data = theirs
+    torch.testing.assert_close(after, stages[1](stages[0](torch.full((32, 64), 2.0))).detach())
+
+
 def detached(_rank: int, _ranks: int) -> tuple[str, bool]:
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return mean(output, target).detach()

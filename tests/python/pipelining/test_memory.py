@@ -182,6 +182,52 @@ def test_what_is_left_behind_step_after_step_is_told_of(case: str, steps: int) -
     assert ("each of 8 steps" in said) is (steps == 8)
 
 
+def alone(_rank: int, _ranks: int, evaluates: bool) -> tuple[int, str]:
+    """Each step has fewer rows, and the stage makes a mask for each number of them."""
+    stage, healthy = Hoarding(), 0
+    pipe = tenure.Pipeline(stage, "1f1b", 2, loss=mean, strict=True, timeout=30)
+    try:
+        for step in range(24):
+            x = torch.randn(2 * (40 - min(step // 2, 6)), 8)
+            _ = pipe.eval(x) if evaluates else pipe.step(x, target=x)
+            healthy += not stage.more
+            stage.more = 10_000 if healthy == 14 else 0
+    except tenure.BudgetError as error:
+        return healthy, str(error)
+    return healthy, "nothing"
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_new_shapes_are_known_where_no_messages_tell_of_them(evaluates: bool) -> None:
+    [(healthy, said)] = run_ranks(alone, 1, evaluates)
+    assert healthy == 14
+    assert "rank 0 of the pipeline" in said
+
+
+def tied(_rank: int, _ranks: int) -> str:
+    stages = [Hoarding(), Hoarding()]
+    for mine, first in zip(stages[1].modules(), stages[0].modules(), strict=True):
+        if isinstance(mine, torch.nn.Linear) and isinstance(first, torch.nn.Linear):
+            mine.weight = first.weight
+    plan = pipelining.schedule("interleaved-1f1b", 1, 2, 2)
+    pipe = tenure.Pipeline(stages, plan, 2, loss=mean, strict=True, timeout=30)
+    x = torch.randn(2 * ROWS, 8)
+    stages[0].more = 200  # less than the gradients that both have
+    try:
+        for _ in range(12):
+            for stage in stages:
+                stage.zero_grad()
+            pipe.step(x, target=x)
+    except tenure.BudgetError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_weight_of_two_stages_hides_no_leak() -> None:
+    [said] = run_ranks(tied, 1)
+    assert "rank 0 of the pipeline" in said
+
+
 def read_later(rank: int, _ranks: int) -> str:
     kept: list[torch.Tensor] = []
 

@@ -139,3 +139,72 @@ def test_every_kind_of_message(schedule: str) -> None:
                 assert (ours is None) == (theirs is None), name
                 if ours is not None:
                     torch.testing.assert_close(ours, theirs, rtol=close, atol=close, msg=name)
+
+
+class Passing(nn.Module):
+    """Hands its mask on as it came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + self.layer(x) * mask, mask
+
+
+def mean_of_first(output: tuple[torch.Tensor, ...], target: torch.Tensor) -> torch.Tensor:
+    return mean(output[0], target)
+
+
+def passing(stages: int) -> list[nn.Module]:
+    torch.manual_seed(5)
+    return [Passing() for _ in range(stages)]
+
+
+def masked() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x, y = data(16)
+    return x, (x > 0).float(), y
+
+
+def pass_on_everywhere(rank: int, ranks: int) -> dict[str, list[Any]]:
+    out = {}
+    for name in tenure.pipelining.schedule_names():
+        plan = tenure.pipelining.schedule(name, ranks, 8)
+        all_of_them = passing(plan.stages)
+        own = [all_of_them[number] for number in plan.stages_of(rank)]
+        pipe = tenure.Pipeline(own, plan, 8, loss=mean_of_first, strict=True, timeout=20)
+        x, mask, y = masked()
+        results = [pipe.eval(x, mask)]
+        for _ in range(2):
+            for stage in own:
+                stage.zero_grad()
+            pipe.step(x, mask, target=y)
+        results += [pipe.eval(x, mask), pipe.eval(x, mask, target=y)]
+        out[name] = [
+            results,
+            {number: gradients(all_of_them[number]) for number in plan.stages_of(rank)},
+        ]
+    return out
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_a_stage_hands_on_unchanged_arrives(ranks: int) -> None:
+    """Also in evaluations, where nobody waits for a gradient, and on the same rank."""
+    found = run_ranks(pass_on_everywhere, ranks, timeout=90)
+    x, mask, y = masked()
+    for name in tenure.pipelining.schedule_names():
+        plan = tenure.pipelining.schedule(name, ranks, 8)
+        whole = nn.ModuleList(passing(plan.stages))
+        made = x
+        for stage in whole:
+            made, _ = stage(made, mask)
+        mean(made, y).backward()
+        last = next(r for r in range(ranks) if plan.stages - 1 in plan.stages_of(r))
+        first_time, later, loss = found[last][name][0]
+        for output, same in (first_time, later):
+            torch.testing.assert_close(output, made.detach())
+            assert torch.equal(same, mask)
+        torch.testing.assert_close(loss, mean(made, y).detach())
+        for result in found:
+            for number, ours in result[name][1].items():
+                torch.testing.assert_close(ours, gradients(whole[number]), msg=f"{name} {number}")

@@ -23,16 +23,18 @@ WAYS = ["recomputed", "offloaded", "accumulated"]
 
 
 class Block(nn.Module):
-    def __init__(self, recompute: bool = False) -> None:
+    def __init__(self, recompute: bool = False, reentrant: bool = False) -> None:
         super().__init__()
         self.up, self.down, self.recompute = nn.Linear(8, 32), nn.Linear(32, 8), recompute
+        self.reentrant, self.calls = reentrant, 0
 
     def body(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
         return x + self.down(torch.nn.functional.gelu(self.up(x)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.recompute:
-            return checkpoint(self.body, x, use_reentrant=False)
+            return checkpoint(self.body, x, use_reentrant=self.reentrant)
         return self.body(x)
 
 
@@ -151,9 +153,9 @@ def results(fn: Any, ranks: int) -> list[Any]:
     return run_ranks(fn, ranks, timeout=60)
 
 
-def assert_whole(found: list[list[torch.Tensor]]) -> None:
+def assert_whole(found: list[list[torch.Tensor]], replicas: int = 2) -> None:
     """Gradients by stage are those of the whole model."""
-    for number, wanted in enumerate(whole(2)):
+    for number, wanted in enumerate(whole(replicas)):
         for ours, theirs in zip(found[number], wanted, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
@@ -274,6 +276,23 @@ def test_stages_of_one_sharded_module() -> None:
         theirs = [one for number in own for one in wanted[4 * number : 4 * number + 4]]
         for ours, one in zip(gradients, theirs, strict=True):
             torch.testing.assert_close(ours, one, rtol=1e-5, atol=1e-6)
+
+
+def recomputed(rank: int, _ranks: int, reentrant: bool) -> tuple[int, list[torch.Tensor]]:
+    stage = model()[rank]
+    for block in stage:
+        block.recompute, block.reentrant = True, reentrant
+    pipe = tenure.Pipeline(stage, "1f1b", 4, loss=mean, timeout=30)
+    x, y = data(0)
+    pipe.step(x.requires_grad_(), target=y)
+    return sum(block.calls for block in stage), [p.grad for p in stage.parameters()]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_whole_backward_recomputes_once(reentrant: bool) -> None:
+    found = run_ranks(recomputed, 2, reentrant)
+    assert [calls for calls, _ in found] == [16, 16]  # 2 blocks, 4 microbatches, twice
+    assert_whole([gradients for _, gradients in found], 1)
 
 
 def beside(rank: int, _ranks: int) -> dict[tuple[str, str], list[torch.Tensor]]:

@@ -169,3 +169,27 @@ def test_an_evaluation_gives_all_that_the_last_stage_returns() -> None:
     assert torch.equal(rows, 2 * x)
     assert torch.equal(numbers, torch.stack([part.sum() for part in x.tensor_split(4)]))
     assert nothing is None
+
+
+def traced(rank: int, ranks: int, hooked: bool) -> list[str]:
+    """What a rank did in its last backward, in order: products, and messages sent."""
+    stages, _ = own(rank, ranks, "1f1b", 4)
+    if hooked:
+        stages[0].register_full_backward_hook(lambda *_: None)
+    pipe = tenure.Pipeline(stages, "1f1b", 4, loss=mean, timeout=30)
+    x, y = batch()
+    pipe.step(x, target=y)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        pipe.step(x, target=y)
+    events = sorted(profile.events(), key=lambda event: event.time_range.start)
+    return [event.name for event in events if event.name in ("aten::mm", "c10d::send")]
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_gradient_leaves_before_the_weights_products_unless_somebody_looks_on(
+    hooked: bool,
+) -> None:
+    _, last = run_ranks(traced, 2, hooked)
+    sends = [place for place, name in enumerate(last) if name == "c10d::send"]
+    assert len(sends) == 4
+    assert (last[sends[-1] :].count("aten::mm") > 0) is not hooked

@@ -1,0 +1,44 @@
+#include <tenure/pipeline/products.h>
+
+#include <tenure/core/torch_compat.h>
+
+#include <torch/csrc/autograd/generated/Functions.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+
+namespace tenure::pipeline {
+namespace {
+
+namespace nodes = torch::autograd::generated;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+
+template <class Product>
+bool reads(const Node& node, SavedVariable Product::* a, SavedVariable Product::* b) {
+  const auto* product = dynamic_cast<const Product*>(&node);
+  return product != nullptr && (compat::has_hooks(product->*a) || compat::has_hooks(product->*b));
+}
+
+}  // namespace
+
+bool is_product(const Node& node) {
+  static constexpr std::array<std::string_view, 6> products = {
+      "AddmmBackward0", "MmBackward0",      "LinearBackward0",
+      "BmmBackward0",   "BaddbmmBackward0", "ConvolutionBackward0"};
+  return std::ranges::find(products, node.name()) != products.end();
+}
+
+bool reads_through_hooks(const Node& node) {
+  return reads(node, &nodes::AddmmBackward0::mat1_, &nodes::AddmmBackward0::mat2_) ||
+         reads(node, &nodes::MmBackward0::self_, &nodes::MmBackward0::mat2_) ||
+         reads(node, &nodes::LinearBackward0::input_, &nodes::LinearBackward0::weight_) ||
+         reads(node, &nodes::BmmBackward0::self_, &nodes::BmmBackward0::mat2_) ||
+         reads(node, &nodes::BaddbmmBackward0::batch1_, &nodes::BaddbmmBackward0::batch2_) ||
+         reads(node, &nodes::ConvolutionBackward0::input_, &nodes::ConvolutionBackward0::weight_);
+}
+
+}  // namespace tenure::pipeline
