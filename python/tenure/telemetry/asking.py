@@ -47,7 +47,7 @@ def ask(
     folder = folder_of(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: give the one that the job was started with")
-    there = [one for one in present_in(folder) if is_alive(one) is not False]
+    there = _may_answer(present_in(folder))
     if not there:
         raise InputError(f"{folder} has no live job: `tenure report` shows what earlier ones left")
     name = uuid.uuid4().hex
@@ -63,6 +63,20 @@ def ask(
     finally:
         if _text_of(folder / REQUEST) == text:
             (folder / REQUEST).unlink(missing_ok=True)
+
+
+def _may_answer(present: list[Presence]) -> list[Presence]:
+    """Less those that died here, and those elsewhere of which a later run has the place."""
+    there = [(one, is_alive(one)) for one in present]
+    there = [(one, alive) for one, alive in there if alive is not False]
+    newest = max((one for one, _ in there), key=lambda one: one.began, default=None)
+    began = {one.rank: one.began for one, _ in sorted(there, key=lambda pair: pair[0].began)}
+    return [
+        one
+        for one, alive in there
+        if alive
+        or (one.began == began[one.rank] and newest is not None and one.rank < newest.ranks)
+    ]
 
 
 def _collected(

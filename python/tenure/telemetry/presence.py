@@ -6,6 +6,7 @@ Files of one process share a name, ``{host}-{rank}-{pid}-{attempt}``: ``.live`` 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
@@ -26,6 +27,7 @@ __all__ = [
     "Presence",
     "folder_of",
     "is_alive",
+    "machine",
     "present_in",
     "this_process",
 ]
@@ -42,6 +44,8 @@ class Presence:
         began: When it was there first, in seconds since 1970.
         started: When the kernel started the process, in its own unit: ids are used again.
         job: What ranks of one launcher have in common.
+        machine: Where process ids mean the same: a boot and a namespace. Containers may share a
+            host's name and no ids.
     """
 
     host: str
@@ -54,6 +58,7 @@ class Presence:
     began: float
     started: int
     job: str = ""
+    machine: str = ""
 
     @property
     def stem(self) -> str:
@@ -71,6 +76,7 @@ class Presence:
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Presence:
         """From one of its files. Raises KeyError or TypeError for what is none."""
+        told = {"machine": "", **told}
         return cls(**{name: told[name] for name in cls.__dataclass_fields__})
 
     def write(self, folder: Path) -> None:
@@ -93,6 +99,7 @@ def this_process(rank: int, ranks: int, stage: int, stages: int) -> Presence:
         began=time.time(),
         started=_started(os.getpid()) or 0,
         job=job_of(),
+        machine=machine(),
     )
 
 
@@ -114,10 +121,21 @@ def folder_of(run: str | Path) -> Path:
 
 
 def is_alive(one: Presence) -> bool | None:
-    """Whether its process runs; None where that cannot be seen, on another host."""
-    if one.host != (socket.gethostname().replace("/", "_") or "host"):
+    """Whether its process runs; None where that cannot be seen: another host or container."""
+    host = socket.gethostname().replace("/", "_") or "host"
+    if one.machine != machine() if one.machine else one.host != host:
         return None
     return _started(one.pid) == one.started
+
+
+@functools.cache
+def machine() -> str:
+    """Where process ids mean what they mean here; empty where the kernel does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
 
 
 def _started(pid: int) -> int | None:

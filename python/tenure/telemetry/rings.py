@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tenure.errors import InputError
-from tenure.telemetry.presence import RING, folder_of
+from tenure.telemetry.presence import RING, folder_of, machine
 
 __all__ = ["FAILED", "Identity", "Ring", "Rings", "newest", "read", "rings_of"]
 
@@ -308,7 +308,7 @@ def _state(identity: Identity, why: str, *, closed: bool, late: bool) -> str:
 
 def _process_runs(identity: Identity) -> bool | None:
     """None where it cannot be known from here."""
-    here = identity.machine == _machine() if identity.machine else identity.host == _host()
+    here = identity.machine == machine() if identity.machine else identity.host == _host()
     if not here:
         return None
     try:
@@ -335,12 +335,3 @@ def _answers(pid: int) -> bool:
 @functools.cache
 def _host() -> str:
     return socket.gethostname()
-
-
-@functools.cache
-def _machine() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from tenure import _C
 from tenure.cli import app
-from tenure.telemetry.presence import Presence, this_process
+from tenure.telemetry.presence import Presence, is_alive, this_process
 
 MEMORY = {
     "reason": "memory",
@@ -154,6 +155,25 @@ def test_a_dump_needs_a_live_job(folder: Path) -> None:
         assert result.exit_code == 2
         assert len(result.output.splitlines()) == 1
     assert not (folder / "dump.request").exists()
+
+
+def test_a_dump_waits_for_no_rank_of_an_earlier_run_on_another_host(folder: Path) -> None:
+    rank(0, ranks=8).write(folder)
+    rank(7, ranks=8).write(folder)
+    this_process(0, 1, 0, 1).write(folder)  # without a recorder
+    result = CliRunner().invoke(app, ["dump", str(folder), "--timeout", "0.3"])
+    assert "no snapshot within 0.3 s: rank 0\n" in result.output
+
+
+def test_a_rank_in_another_container_with_this_hosts_name_may_live(folder: Path) -> None:
+    me = this_process(0, 1, 0, 1)
+    elsewhere = replace(me, machine="another", started=1)
+    assert is_alive(me)
+    assert is_alive(replace(me, started=1)) is False
+    assert is_alive(elsewhere) is None
+    elsewhere.write(folder)
+    result = CliRunner().invoke(app, ["dump", str(folder), "--timeout", "0.3"])
+    assert result.exit_code == 1, "it was asked"
 
 
 def test_a_dump_says_who_did_not_answer(folder: Path) -> None:
