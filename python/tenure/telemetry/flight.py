@@ -31,6 +31,7 @@ SCHEMA = 1
 _TOGETHER = 60.0  # seconds within which one failure explains the next
 _RESERVE = 32 << 20  # bytes of address space, given back when a limit on that is reached
 _ROW = 8 << 10  # bytes of a snapshot that is a row
+_SET = 256 << 20  # bytes of all ranks' snapshots
 _TERMINATION_LOG = "/dev/termination-log"
 _MOST_LAST_WORDS = 4096  # bytes: Kubernetes shows no more
 _OUTLIERS = (
@@ -87,7 +88,7 @@ class FlightRecorder:
         signals: Iterable[int] = (signal.SIGTERM,),
         seconds: float = 10.0,
         file_bytes: int | str = "8MiB",
-        set_bytes: int | str = "256MiB",
+        set_bytes: int | str | None = None,
         termination_log: str | os.PathLike[str] | None = None,
         quiet: bool = False,
         ending: Callable[[str], None] | None = None,
@@ -109,7 +110,8 @@ class FlightRecorder:
             signals: Those before which a snapshot is written.
             seconds: How long a signal waits for that at most.
             file_bytes: What a snapshot may take.
-            set_bytes: What all ranks' snapshots together may take.
+            set_bytes: What all ranks' snapshots together may take; default: 256 MiB, or 16 KiB a
+                rank.
             termination_log: Where the container's last words go; default: the file that
                 Kubernetes gives, if there is one.
             quiet: Whether nothing is said on stderr of what this rank has written.
@@ -127,15 +129,15 @@ class FlightRecorder:
         if not 0 < seconds <= 600:
             raise InputError(f"a signal can wait for 0 to 600 seconds, not {seconds}")
         self._seconds = seconds
+        most = max(_SET, 2 * ranks * _ROW) if set_bytes is None else set_bytes
         self._cap = min(
             _inputs.need_size(file_bytes, "file_bytes"),
             # Those that write all they know: stages' leaders, outliers, and the one that failed.
-            (_inputs.need_size(set_bytes, "set_bytes") - ranks * _ROW)
-            // (stages + len(_OUTLIERS) + 1),
+            (_inputs.need_size(most, "set_bytes") - ranks * _ROW) // (stages + len(_OUTLIERS) + 1),
         )
         if self._cap < _ROW:
             raise InputError(
-                f"snapshots of {ranks:,} ranks do not fit into {set_bytes} with {file_bytes} each: "
+                f"snapshots of {ranks:,} ranks do not fit into {most} with {file_bytes} each: "
                 "give set_bytes or file_bytes more"
             )
         self._termination_log = Path(
@@ -301,7 +303,7 @@ class FlightRecorder:
         """Another rank has failed, or somebody asks."""
         told = _parsed(text)
         failure = told.get("reason") != "request"
-        if failure and self._is_explained("told"):
+        if failure and (self._is_explained("told") or not self._is_of_this_job(told)):
             return
         with self._turn():
             if failure:
@@ -312,6 +314,11 @@ class FlightRecorder:
             self._write(said, whole=self._speaks(), after=told if failure else None, of=told)
             if failure:
                 self._last_words(f"stopped after {_said(told)}")
+
+    def _is_of_this_job(self, told: Document) -> bool:
+        """Another one may have the same folder. Some launchers give their job no name."""
+        jobs = {told.get("job") or "", self._me.job} - {""}
+        return len(jobs) < 2
 
     # What happens here.
 
@@ -367,7 +374,7 @@ class FlightRecorder:
 
     def _told(self, reason: str, text: str) -> Document:
         """What other ranks are told."""
-        who = {"rank": self._rank, "pid": self._me.pid, "host": self._me.host}
+        who = {"rank": self._rank, "pid": self._me.pid, "host": self._me.host, "job": self._me.job}
         return {"reason": reason, "text": text, **who, "time": time.time()}
 
     def _speaks(self) -> bool:

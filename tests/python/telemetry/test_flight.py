@@ -19,6 +19,7 @@ import torch
 import tenure
 from probes import run_program
 from tenure.errors import CollectiveError, InputError
+from tenure.inspect.options import job_of
 from tenure.telemetry.flight import FlightRecorder
 from tenure.telemetry.shortage import shortage_in
 
@@ -341,3 +342,20 @@ def test_a_forked_child_leaves_its_parents_files_alone(tmp_path: Path) -> None:
         0,
     )
     assert said.splitlines()[-1] == "['.live']"
+
+
+def test_snapshots_of_a_hundred_thousand_ranks_have_room(tmp_path: Path) -> None:
+    with FlightRecorder(tmp_path, rank=0, ranks=100_000) as recorder:
+        assert recorder.dump("to look").stat().st_size > 1000
+
+
+def test_another_job_in_the_folder_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "ours")
+    failure = {"reason": "exception", "rank": 3}
+    with FlightRecorder(tmp_path, rank=0, ranks=4) as recorder:
+        recorder._hear(json.dumps({**failure, "text": "theirs", "job": "another"}))
+        assert not recorder.path.exists()
+        recorder._hear(json.dumps({**failure, "text": "ours", "job": job_of()}))
+        assert read(recorder.path)["headline"] == {"reason": "told", "text": "rank 3: ours"}
