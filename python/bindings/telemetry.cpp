@@ -129,6 +129,8 @@ void bind_monitor(py::module_& m) {
       .def(
           "next", [](Monitor& self, double seconds) { return self.next(milliseconds(seconds)); },
           py::arg("seconds"), NoGil(), "The next interval; None: not in that time.")
+      .def_property_readonly("known", &Monitor::known,
+                             "How many intervals next() had, has or will never have.")
       .def_property_readonly("over", &Monitor::over, "Whether next() has nothing to come.")
       .def(
           "recent",

@@ -2,10 +2,12 @@
 
 #include <tenure/core/text.h>
 
-#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <algorithm>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <type_traits>
 #include <utility>
 
@@ -30,6 +32,8 @@ Row row_of(const std::vector<uint8_t>& bytes) {
 
 // For a store that does not answer. What it has to say is not worth waiting for.
 constexpr std::chrono::seconds kStoreTimeout{10};
+constexpr std::chrono::milliseconds kLook{1};        // between two looks for a row, at first
+constexpr std::chrono::milliseconds kMostLook{100};  // and later
 
 std::string row_key(uint32_t rank) { return text("row/", rank); }
 std::string peak_key(uint64_t number) { return text("peak/", number); }
@@ -57,6 +61,9 @@ std::vector<Row> Board::all() {
     names.push_back(row_key(rank));
   }
   std::vector<Row> out;
+  if (!store().check(names)) {
+    return out;
+  }
   if (store().hasExtendedApi()) {
     for (const auto& bytes : store().multiGet(names)) {
       out.push_back(row_of(bytes));
@@ -74,14 +81,19 @@ void Board::post_peak(uint64_t number, const Row& own) {
   store().set(posted_, bytes_of(own));
 }
 
-std::optional<Row> Board::peak(uint64_t number, std::chrono::milliseconds patience) {
+std::optional<Row> Board::peak(uint64_t number, std::chrono::milliseconds patience,
+                               const std::stop_token& stop) {
   const auto key = peak_key(number);
-  try {
-    store().wait({key}, patience);
-  } catch (const c10::DistNetworkError&) {
-    throw;  // of the store, not of the rank
-  } catch (const std::exception&) {
-    return std::nullopt;  // it has left, or is late: extremes are told without it
+  const auto until = std::chrono::steady_clock::now() + patience;
+  std::mutex mutex;
+  std::condition_variable_any asked;
+  std::unique_lock lock(mutex);
+  // Looks instead of the store's own wait: that cannot be ended, and complains on stderr.
+  for (auto pause = kLook; !store().check({key}); pause = std::min(2 * pause, kMostLook)) {
+    asked.wait_for(lock, stop, pause, [] { return false; });
+    if (stop.stop_requested() || std::chrono::steady_clock::now() >= until) {
+      return std::nullopt;  // it has left, or is late: extremes are told without it
+    }
   }
   return row_of(store().get(key));
 }

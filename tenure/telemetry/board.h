@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -30,14 +31,17 @@ class Board {
   Board(const Board&) = delete;
   Board& operator=(const Board&) = delete;
 
-  // Before the reduction of an interval in which all ranks do: then all are there after it.
+  // Before the reduction of an interval in which all ranks do: then all are there after it, or
+  // none is told where one rank never could.
   void post(const Row& own);
   std::vector<Row> all();
 
   // After the reduction of interval `number`: the peak rank shows its row, the reader waits for it,
-  // at most `patience`. A row that was shown before is taken away: all have read it.
+  // at most `patience` and until it is asked to stop. A row that was shown before is taken away:
+  // all have read it.
   void post_peak(uint64_t number, const Row& own);
-  std::optional<Row> peak(uint64_t number, std::chrono::milliseconds patience);
+  std::optional<Row> peak(uint64_t number, std::chrono::milliseconds patience,
+                          const std::stop_token& stop);
   void tidy();
 
  private:

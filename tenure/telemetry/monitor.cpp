@@ -29,6 +29,8 @@ namespace {
 constexpr size_t kMostTold = 256;    // intervals that wait for a reader
 constexpr size_t kMostRecent = 128;  // rows that are remembered
 constexpr size_t kMostBegun = 64;    // rows that wait for the rest of their figures
+// For a row when the one before it did not come: a rank without a store shows none, ever.
+constexpr std::chrono::milliseconds kBriefly{50};
 
 MonitorOptions checked(MonitorOptions options) {
   if (options.every == 0) {
@@ -69,8 +71,10 @@ struct Monitor::State {
   uint64_t number = 0;
   std::string lost;
   std::string rowless;
+  bool rows_come = true;  // the last one that was asked for did
 
   std::atomic<uint64_t> collectives{0};
+  std::atomic<uint64_t> known{0};
   std::atomic<bool> knows_peaks{true};
 
   mutable std::mutex mutex;
@@ -83,7 +87,7 @@ struct Monitor::State {
   uint64_t missed = 0;
   std::deque<Row> recent;
   std::vector<std::optional<uint32_t>> extremes;
-  bool closing = false;
+  std::atomic<bool> closing{false};
   bool sampled = false;  // all that will be
   bool ended = false;
 
@@ -188,9 +192,10 @@ struct Monitor::State {
       return false;
     }
     try {
-      report(row, all);
+      report(row, all, stop);
     } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the next one may be told
     }
+    known = number;
     return true;
   }
 
@@ -216,13 +221,13 @@ struct Monitor::State {
     return true;
   }
 
-  void report(const Row& row, std::span<const int64_t> all) {
+  void report(const Row& row, std::span<const int64_t> all, const std::stop_token& stop) {
     Told out;
     out.number = number;
     out.own = row;
     out.lost = lost;
     if (reduction) {
-      read_others(out, all);
+      read_others(out, all, stop);
     }
     if (row.when != 0) {
       remember_extremes(all);
@@ -245,7 +250,7 @@ struct Monitor::State {
   }
 
   // The figures of all ranks.
-  void read_others(Told& out, std::span<const int64_t> all) {
+  void read_others(Told& out, std::span<const int64_t> all, const std::stop_token& stop) {
     out.found = read_words(all);
     out.peak_rank = peak_rank(out.found);
     on_board([&](Board& rows) {
@@ -253,7 +258,8 @@ struct Monitor::State {
       if (out.peak_rank == options.rank) {
         rows.post_peak(number, out.own);
       } else if (options.reads_rows) {
-        out.peak_row = rows.peak(number, options.patience);
+        out.peak_row = rows.peak(number, rows_come ? options.patience : kBriefly, stop);
+        rows_come = out.peak_row.has_value();
       }
       if (shows_rows() && options.reads_rows) {
         out.rows = rows.all();
@@ -353,7 +359,7 @@ bool Monitor::step() {
     throw InputError(
         "this monitor belongs to the process that was forked: make one of its own here");
   }
-  if (!state.thread.joinable()) {
+  if (state.closing) {
     throw InputError("this monitor is closed");
   }
   const auto self = std::this_thread::get_id();
@@ -382,6 +388,8 @@ std::optional<Told> Monitor::next(std::chrono::milliseconds patience) {
   state.told.pop_front();
   return out;
 }
+
+uint64_t Monitor::known() const { return state_->known; }
 
 bool Monitor::over() const {
   const std::lock_guard lock(state_->mutex);

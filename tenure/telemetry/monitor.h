@@ -4,11 +4,11 @@
 // the system says, and another reduces it with the other ranks' (issued at one interval, known by
 // the next) and keeps the result for whoever asks. So a row is of its step also when a rank is
 // late. A rank that leaves costs the others its figures and nothing else: from then on each tells
-// its own. An interval for which there is no memory is not told.
+// its own. An interval for which there is no memory is not told, and counts among those known.
 //
-// Threading: step() on one thread, the first that calls it. close() on any, once step() is not
-// called any more. next(), recent(), extremes() and collectives() on any. Nothing here takes the
-// GIL. A forked child has none of it.
+// Threading: step() on one thread, the first that calls it. close() on any: step() throws from
+// then on. next(), known(), recent(), extremes() and collectives() on any. Nothing here
+// takes the GIL. A forked child has none of it.
 #pragma once
 
 #include <tenure/telemetry/board.h>
@@ -38,7 +38,7 @@ struct MonitorOptions {
   // Whether next() has other ranks' rows, too: one rank's business, as each row is asked for.
   bool reads_rows = true;
   size_t most_due = 4096;  // rows that are kept for a rank that is behind; more are counted
-  std::chrono::milliseconds patience{5000};  // for a row that another rank shows
+  std::chrono::milliseconds patience{5000};  // for a row that another rank shows, while they do
   // Called with each row of this rank on a thread of the monitor's. It must not throw.
   // NOLINTNEXTLINE(readability-redundant-member-init): so that it may be left out
   std::function<void(const Row&)> keep{};
@@ -73,6 +73,9 @@ class Monitor {
 
   // The next interval that is known, or nullopt after `patience` or when there will be none.
   std::optional<Told> next(std::chrono::milliseconds patience);
+  // How many intervals next() had or has, or will never have for want of memory. For whoever waits
+  // for one of them.
+  uint64_t known() const;
   // Whether next() will never have one again.
   bool over() const;
 

@@ -131,6 +131,8 @@ class _Line:
             self._changed.notify()
 
     def wait(self, timeout: float) -> None:
+        if self._thread is threading.current_thread():
+            return  # the sink itself asks: it is closed when it returns
         if not self._is_hung:
             self._thread.join(timeout)
             if self._thread.is_alive():

@@ -68,7 +68,7 @@ def meet(
 
     Raises:
         InputError: A rank's monitor is not like rank 0's, on all ranks; or this one is not in it.
-        CollectiveError: A rank has made none in time.
+        CollectiveError: A rank has made none in time, or cannot be reached.
     """
     if not (dist.is_available() and dist.is_initialized()):
         if group is not None:
@@ -104,13 +104,20 @@ def meet(
         for members in level:
             if rank in members:
                 place = c10d.PrefixStore(f"level/{number}/{members[0]}", store)
-                groups.append(
-                    c10d.ProcessGroupGloo(
-                        place, members.index(rank), len(members), timedelta(seconds=timeout)
-                    )
-                )
+                groups.append(_connected(place, members.index(rank), len(members), timeout))
     leads = rank in agreed["leaders"]
     return Meeting(rank, ranks, agreed["stages"], groups, len(levels), leads, store, **job)
+
+
+def _connected(place: c10d.Store, rank: int, ranks: int, timeout: float) -> Any:
+    try:
+        return c10d.ProcessGroupGloo(place, rank, ranks, timedelta(seconds=timeout))
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+        raise CollectiveError(
+            f"the monitors agree and cannot connect within {timeout:g} s: {why}; a rank has ended, "
+            "or GLOO_SOCKET_IFNAME names no network that reaches all"
+        ) from error
 
 
 def _alone(stage: int, failure: str) -> Meeting:

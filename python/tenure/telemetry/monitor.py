@@ -7,8 +7,9 @@ import logging
 import os
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,8 @@ from tenure import _C, clock
 from tenure.errors import InputError, MemoryAlert
 from tenure.inspect.coordinates import found_coordinates
 from tenure.telemetry import sinks as all_sinks
-from tenure.telemetry.alerts import Alert, AlertSpec, Broken, Watch, alerts_of
+from tenure.telemetry.alerts import Alert, AlertSpec, Watch, alerts_of
+from tenure.telemetry.calling import Caller
 from tenure.telemetry.compat import names_like
 from tenure.telemetry.feeding import Feeder
 from tenure.telemetry.figures import Figure, Figures
@@ -102,7 +104,7 @@ class Monitor:
         stage = found_coordinates().get("stage", 0) if stage is None else stage
         wait = timeout if _is_time(timeout) else _TIMEOUT
         grouped = dist.is_available() and dist.is_initialized()
-        writes = writer == (dist.get_rank(group) if grouped else 0)
+        writes = False
         made: list[all_sinks.Sink] = []
         rules: list[Alert] = []
         failure = ""
@@ -117,6 +119,7 @@ class Monitor:
             rules = alerts_of(alerts)
             folder = need_folder(Path(folder).absolute(), "the monitor")
             names = None if compat is None else names_like(compat)
+            writes = writer == (dist.get_rank(group) if grouped else 0)
             if writes:
                 made = all_sinks.made(
                     sinks, folder=folder, run_name=run_name or Path.cwd().name, names=names
@@ -279,7 +282,9 @@ def _give_back(made: list[all_sinks.Sink], given: object) -> None:
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return 0 < value < threading.TIMEOUT_MAX
 
 
 def _ring(folder: str | Path, meeting: Meeting, stage: int) -> _C.TelemetryRing:
@@ -334,12 +339,14 @@ def _end(
     *,
     at_exit: bool = True,
 ) -> None:
-    monitor.close(_OTHERS if timeout is None else timeout)
-    telling.end(_SINKS if timeout is None else timeout)
-    failure = telling.failure or (_uncaught() if at_exit else "")
-    ring.close(f"{FAILED}{failure}" if failure else "ended")
-    if recorder is not None:
-        recorder.close()
+    try:
+        monitor.close(_OTHERS if timeout is None else timeout)
+        telling.end(_SINKS if timeout is None else timeout)
+    finally:
+        failure = telling.failure or (_uncaught() if at_exit else "")
+        ring.close(f"{FAILED}{failure}" if failure else "ended")
+        if recorder is not None:
+            recorder.close()
 
 
 def _uncaught() -> str:
@@ -349,7 +356,7 @@ def _uncaught() -> str:
 
 
 class _Telling:
-    """Takes intervals from C++, holds them against the rules, and feeds the sinks."""
+    """Takes intervals from C++, holds them against the rules, and feeds sinks and functions."""
 
     def __init__(
         self,
@@ -368,14 +375,13 @@ class _Telling:
         self._writes = writes
         # The console sink prints what is wrong itself.
         self._logs = writes and not any(isinstance(sink, all_sinks.Console) for sink in sinks)
+        self._callers = {id(one): Caller(one.action) for one in alerts if callable(one.action)}
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._done = 0  # intervals
         self._stop: tuple[int, str] | None = None  # in which interval, and why
         self._over = False
-        self._said_lost = False
-        self._said_rowless = False
-        self._said_peaks = False
+        self._said: set[str] = set()  # what is said once
 
     def start(self) -> None:
         # A daemon: finalizers, which end it in order, run only after all other threads have ended.
@@ -383,9 +389,14 @@ class _Telling:
         self._thread.start()
 
     def end(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
         if self._thread is not None:
             self._thread.join(timeout)
+        for caller in self._callers.values():
+            caller.end()
         self.feeder.close(timeout)
+        for caller in self._callers.values():
+            caller.wait(max(0.0, deadline - time.monotonic()))
 
     def stop_if_broken(self, interval: int) -> None:
         """Raises what `interval` asks for. All ranks know that interval by the next one's end."""
@@ -397,59 +408,84 @@ class _Telling:
     def _run(self) -> None:
         try:
             while not self._monitor.over:
-                told = self._monitor.next(_LOOK)
-                if told is not None:
-                    self._tell(told)
+                self._tell_next()
         finally:
             with self._changed:
                 self._over = True
                 self._changed.notify_all()
 
+    def _tell_next(self) -> None:
+        known, told = self._monitor.known, None
+        try:
+            told = self._monitor.next(_LOOK)
+            if told is not None:
+                self._tell(told)
+        except Exception as error:  # noqa: BLE001  of memory, say; the next one may be told
+            with suppress(Exception):
+                self._say("untold", "an interval could not be told: %s", sentence(error))
+            if told is None:
+                return
+        # None came in time: one that is known by now and was not told never will be.
+        self._know(known if told is None else told.number)
+
+    def _know(self, interval: int, stop: str = "") -> None:
+        with self._changed:
+            if stop and self._stop is None:
+                self._stop = interval, stop
+            if interval > self._done:
+                self._done = interval
+                self._changed.notify_all()
+
     def _tell(self, told: _C.Told) -> None:
         figures = self._figures(told)
-        self._say(told)
+        self._say_what_is_missing(told, figures)
         broken = self._watch.look(figures)
         figures = replace(figures, alerts=tuple(what.text for _, what in broken))
-        with self._changed:  # first: training may wait for it, and a function may take its time
-            for alert, what in broken:
-                if alert.action == "stop":
-                    self._stop = self._stop or (told.number, what.text)
-            self._done = told.number
-            self._changed.notify_all()
+        # First: training may wait for it. Ranks that are not together would not stop together.
+        stops = [what.text for alert, what in broken if alert.action == "stop" and not told.lost]
+        self._know(told.number, stops[0] if stops else "")
         self.latest = figures
         self.feeder.feed(figures)
         for alert, what in broken:
             if callable(alert.action):
-                self._call(alert.action, what)
-            elif alert.action != "stop" and self._logs:
+                self._callers[id(alert)].call(what)
+            elif alert.action == "stop" and told.lost:
+                _log.warning("%s; nothing is stopped: the ranks are not together", what.text)
+            elif alert.action == "log" and self._logs:
                 _log.warning("%s", what.text)
 
-    def _call(self, function: Callable[[Broken], None], what: Broken) -> None:
-        try:
-            function(what)
-        except Exception:  # noqa: BLE001  a user's; training goes on
-            _log.exception("an alert's function failed")
+    def _say(self, which: str, text: str, *values: object) -> None:
+        if which not in self._said:
+            self._said.add(which)
+            _log.warning(text, *values)
 
-    def _say(self, told: _C.Told) -> None:
-        if told.lost and not self._said_lost:
-            self._said_lost = True
-            _log.warning(
+    def _say_what_is_missing(self, told: _C.Told, figures: Figures) -> None:
+        if told.lost:
+            self._say(
+                "lost",
                 "the monitors are not together any more, from here on each tells of its "
                 "own rank: %s",
                 told.lost,
             )
-        if told.rowless and not told.lost and not self._said_rowless:
-            self._said_rowless = True
-            _log.warning(
+        elif told.rowless:
+            self._say(
+                "rowless",
                 "the job's store failed: figures of single ranks are not told any more, highest "
                 "and lowest ones are: %s",
                 told.rowless,
             )
-        if self._writes and not self._said_peaks and not self._monitor.knows_peaks:
-            self._said_peaks = True
-            _log.warning(
+        elif self._writes and not figures.peak_row:
+            self._say(
+                "no row",
+                "rank %d does not show its figures: highest and lowest ones are told without; it "
+                "is late, or has lost the job's store",
+                figures.peak_rank,
+            )
+        if self._writes and not self._monitor.knows_peaks:
+            self._say(
+                "peaks",
                 "device peaks within an interval are known only where they are new highest "
-                "ones: this build has no trace of the device's allocator"
+                "ones: this build has no trace of the device's allocator",
             )
 
     def _figures(self, told: _C.Told) -> Figures:

@@ -311,6 +311,41 @@ def test_a_store_that_is_gone_costs_single_ranks_figures_and_that_is_said_once()
     assert others == []
 
 
+def peak_without_a_store(rank: int, _world_size: int) -> Any:
+    if rank == 1:  # what it posts nobody sees
+        monitor_module.meet = lambda *args, **kwargs: replace(
+            meeting_module.meet(*args, **kwargs), store=dist.HashStore()
+        )
+    said: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tenure.telemetry").addHandler(listener)
+    keep = held(160 if rank == 1 else 1)
+    seen: list[Figures] = []
+    rule = ("rss > 1000 TB", "stop")  # every step waits for the interval before
+    with scratch_monitor(
+        sinks=[seen.append], every=1, flight_recorder=False, alerts=rule
+    ) as monitor:
+        begin = time.monotonic()
+        for _ in range(12):
+            monitor.step()
+        took = time.monotonic() - begin
+        began = time.monotonic()
+        monitor.close(1)
+        closing = time.monotonic() - began
+    assert keep.numel() > 0
+    return took, closing, said, [(one.peak_rank, len(one.rows)) for one in seen]
+
+
+def test_a_peak_without_a_store_is_waited_for_once_and_that_is_said_once() -> None:
+    (took, closing, said, seen), _ = run_ranks(peak_without_a_store, 2)
+    assert took < 10
+    assert closing < 3
+    assert seen == [(1, 0)] * 12
+    (line,) = said
+    assert line.startswith("rank 1 does not show its figures")
+
+
 def outliers(rank: int, _world_size: int, folder: str) -> bool:
     keep = held(160 if rank == 2 else 10)
     with tenure.Monitor(sinks=[], every=1, folder=folder) as monitor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,7 +19,12 @@ from offloading import tell
 from probes import run_program
 from ranks import run_ranks
 from scratch import scratch_monitor
-from tenure.telemetry.figures import Figures
+from tenure.telemetry import meeting as meeting_module
+from tenure.telemetry import monitor as monitor_module
+from tenure.telemetry.alerts import AlertSpec, Broken
+from tenure.telemetry.calling import Caller
+from tenure.telemetry.figures import Figure, Figures
+from tenure.telemetry.rings import rings_of
 
 MIB = 1 << 20
 
@@ -107,6 +114,7 @@ def test_an_argument_that_is_wrong_on_one_rank_is_told_on_all_and_can_be_mended(
     [
         ({"writer": "0"}, "writer is a rank of the group, not '0'"),
         ({"timeout": -1}, "timeout is a number of seconds, not -1"),
+        ({"timeout": float("inf")}, "timeout is a number of seconds, not inf"),
         ({"flight_recorder": "loud"}, "flight_recorder is True, False or 'quiet', not 'loud'"),
         ({"folder": None}, "folder is a path, not None"),
     ],
@@ -116,15 +124,139 @@ def test_wrong_arguments_are_refused(tmp_path: Path, wrong: dict[str, Any], says
         tenure.Monitor(**{"sinks": [], "folder": tmp_path, **wrong})
 
 
+def with_another_group(_rank: int, _world_size: int) -> str:
+    with pytest.raises(tenure.InputError) as error:
+        scratch_monitor("x", sinks=[])
+    return str(error.value)
+
+
+def test_a_group_that_is_none_is_refused() -> None:
+    assert run_ranks(with_another_group, 1) == ["group is a process group, not 'x'"]
+
+
+def connects_alone(rank: int, _world_size: int) -> str:
+    def end(*_: object) -> None:
+        raise RuntimeError("no network")
+
+    if rank == 1:
+        meeting_module.c10d.ProcessGroupGloo = end
+    with pytest.raises(tenure.CollectiveError) as error:
+        scratch_monitor(sinks=[], timeout=2)
+    return str(error.value)
+
+
+def test_ranks_that_cannot_connect_say_so() -> None:
+    waits, ended = run_ranks(connects_alone, 2)
+    assert waits.startswith("the monitors agree and cannot connect within 2 s: ")
+    assert ended.startswith("the monitors agree and cannot connect within 2 s: no network; ")
+    assert "\n" not in waits
+
+
 def test_an_alerts_function_that_hangs_does_not_hold_up_training(tmp_path: Path) -> None:
     free = threading.Event()
-    rules = [("rss > 1 MiB", lambda _: free.wait()), ("rss > 1000 TB", "stop")]
-    with tenure.Monitor(sinks=[], every=1, folder=tmp_path, alerts=rules) as monitor:
+    called: list[Broken] = []
+    seen: list[Figures] = []
+    rules: list[AlertSpec] = [
+        ("rss > 1 MiB", lambda _: free.wait()),
+        ("rss > 1 MiB", called.append),
+        ("rss > 1000 TB", "stop"),
+    ]
+    with tenure.Monitor(sinks=[seen.append], every=1, folder=tmp_path, alerts=rules) as monitor:
         begin = time.monotonic()
-        monitor.step()
-        monitor.step()
-        assert time.monotonic() - begin < 10
+        for _ in range(6):
+            monitor.step()
+        while len(seen) < 6 or not called:
+            assert time.monotonic() - begin < 10
+            os.sched_yield()
         free.set()
+
+
+def broken(step: int) -> Broken:
+    return Broken("rss > 1 B", "host_rss_bytes is 2 B", "host_rss_bytes", Figure(2, 0), step)
+
+
+def test_alerts_that_a_function_is_too_slow_for_are_lost_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    free = threading.Event()
+    called: list[int] = []
+
+    def slow(what: Broken) -> None:
+        free.wait()
+        called.append(what.step)
+
+    caller = Caller(slow)
+    for step in range(100):
+        caller.call(broken(step))
+    free.set()
+    caller.end()
+    caller.wait(20)
+    assert called[:64] == list(range(64))
+    assert len(called) in (64, 65), "one is under way, 64 wait"
+    (line,) = caplog.messages
+    assert "an alert's function is slow or hangs" in line
+
+
+def test_a_function_that_exits_is_called_again() -> None:
+    called: list[int] = []
+
+    def leave(what: Broken) -> None:
+        called.append(what.step)
+        sys.exit(1)
+
+    caller = Caller(leave)
+    for step in range(3):
+        caller.call(broken(step))
+    caller.end()
+    caller.wait(20)
+    assert called == [0, 1, 2]
+
+
+def test_an_interval_that_cannot_be_told_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    figures_of = monitor_module._Telling._figures
+
+    def figures(telling: Any, told: Any) -> Figures:
+        if told.number in (2, 3):
+            raise MemoryError
+        return figures_of(telling, told)
+
+    monkeypatch.setattr(monitor_module._Telling, "_figures", figures)
+    seen: list[Figures] = []
+    with tenure.Monitor(
+        sinks=[seen.append], every=1, folder=tmp_path, alerts=("rss > 1000 TB", "stop")
+    ) as monitor:
+        for _ in range(6):
+            monitor.step()
+    assert len(seen) == 4
+    assert [one for one in caplog.messages if "could not be told" in one] == [
+        "an interval could not be told: MemoryError"
+    ]
+    assert not [*tmp_path.glob("*.flight.json")]
+
+
+@pytest.mark.parametrize("who", ["sink", "function"])
+def test_a_monitor_may_be_closed_by_what_it_calls(tmp_path: Path, who: str) -> None:
+    closed = threading.Event()
+
+    def close(_: object) -> None:
+        monitor.close()
+        closed.set()
+
+    monitor = tenure.Monitor(
+        sinks=[close] if who == "sink" else [],
+        every=1,
+        folder=tmp_path,
+        alerts=[("rss > 1 MiB", close)] if who == "function" else [],
+    )
+    monitor.step()
+    assert closed.wait(20)
+    with pytest.raises(tenure.InputError, match="this monitor is closed"):
+        monitor.step()
+    (ring,) = rings_of(tmp_path)
+    assert (ring.state, ring.closed) == ("ended", "ended")
+    assert not [*tmp_path.glob("*.live")]
 
 
 def test_the_first_interval_has_its_peak(tmp_path: Path, fake: ModuleType) -> None:
