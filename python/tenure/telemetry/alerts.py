@@ -72,7 +72,7 @@ class Alert:
             ``growth > 1 MB/step for 50 steps``, ``rss > 40 GiB``, or any key by its name.
         action: ``"log"`` warns on the rank that writes; ``"stop"`` raises MemoryAlert from
             ``monitor.step()`` at the same step on every rank; a function is called on every rank,
-            on the monitor's thread.
+            on a thread of its own.
 
     Raises:
         InputError: For a rule that does not parse.
@@ -167,6 +167,7 @@ class Watch:
     def look(self, figures: Figures) -> list[tuple[Alert, Broken]]:
         """The rules that are broken from now on."""
         out = []
+        step = figures.world["step"].value if "step" in figures.world else figures.step  # of all
         for at, alert in enumerate(self._alerts):
             if alert.is_unknown_in(figures):
                 continue  # it is as it was
@@ -176,10 +177,10 @@ class Watch:
                 continue
             since = self._since[at]
             if since is None:
-                since = self._since[at] = figures.step
-            if not self._said[at] and figures.step - since >= alert.steps:
+                since = self._since[at] = step
+            if not self._said[at] and step - since >= alert.steps:
                 self._said[at] = True
-                out.append((alert, _told(alert, *found, figures.step)))
+                out.append((alert, _told(alert, *found, step)))
         return out
 
 

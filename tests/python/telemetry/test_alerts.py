@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import distributed as dist
 
 import tenure
 from ranks import run_ranks
@@ -180,6 +182,52 @@ def test_all_ranks_stop_at_the_same_step() -> None:
     assert [result[0] for result in results] == [8, 8, 8]
     assert {result[1] for result in results} == {results[0][1]}
     assert [result[2] for result in results] == [1, 1, 1]
+
+
+def counts_more_steps(rank: int, _world_size: int) -> int:
+    monitor = scratch_monitor(sinks=[], every=1, alerts=("rss > 1 MiB for 4 steps", "stop"))
+    for step in range(1, 100):
+        try:
+            for _ in range(3 if rank == 1 else 1):
+                tenure.step()
+            monitor.step()
+        except tenure.MemoryAlert:
+            monitor.close()
+            return step
+    return 0
+
+
+def test_for_so_many_steps_is_the_same_step_where_ranks_count_differently() -> None:
+    first, second = run_ranks(counts_more_steps, 2)
+    assert first == second > 0
+
+
+def alone(rank: int, _world_size: int) -> list[str]:
+    said: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tenure.telemetry").addHandler(listener)
+    monitor = scratch_monitor(sinks=[], every=1, alerts=("offloaded > 1 KiB", "stop"))
+    monitor.step()
+    dist.barrier()
+    if rank == 1:
+        monitor.close(30)
+    dist.barrier()
+    if rank != 1:
+        monitor.step()
+        monitor.step()  # this one knows that they are not together
+        with tenure.hold(torch.zeros(512 * rank), "copy", kind="host_copy"):
+            for _ in range(4):
+                monitor.step()
+        monitor.close(30)
+    dist.barrier()
+    return [line for line in said if "offloaded" in line]
+
+
+def test_ranks_that_are_not_together_are_not_stopped_one_by_one() -> None:
+    others = run_ranks(alone, 3)
+    assert [len(said) for said in others] == [0, 0, 1]
+    assert others[2][0].endswith("nothing is stopped: the ranks are not together")
 
 
 def reads(_rank: int, _world_size: int) -> Any:
