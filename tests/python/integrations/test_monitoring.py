@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+import tenure
 from tenure.errors import InputError
 from tenure.integrations import lightning as with_lightning
 from tenure.integrations import transformers as with_transformers
+from tenure.telemetry.figures import Figures
 
 
 class Monitor:
@@ -32,8 +34,7 @@ class Monitor:
         self.calls.append("close")
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_the_trainer_of_transformers_steps_it(tmp_path: Path, accumulated: int) -> None:
+def train(folder: Path, monitor: Any, accumulated: int = 1) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     config = transformers.LlamaConfig(
@@ -44,11 +45,10 @@ def test_the_trainer_of_transformers_steps_it(tmp_path: Path, accumulated: int) 
         num_attention_heads=2,
         num_key_value_heads=2,
     )
-    monitor = Monitor()
     transformers.Trainer(
         transformers.LlamaForCausalLM(config),
         transformers.TrainingArguments(
-            str(tmp_path),
+            str(folder),
             max_steps=3,
             per_device_train_batch_size=1,
             gradient_accumulation_steps=accumulated,
@@ -60,7 +60,23 @@ def test_the_trainer_of_transformers_steps_it(tmp_path: Path, accumulated: int) 
         train_dataset=[{"input_ids": ids, "labels": ids} for ids in torch.randint(64, (8, 8))],
         callbacks=[with_transformers.monitor_callback(monitor)],
     ).train()
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_the_trainer_of_transformers_steps_it(tmp_path: Path, accumulated: int) -> None:
+    monitor = Monitor()
+    train(tmp_path, monitor, accumulated)
     assert monitor.calls == ["step"] * 3 + ["close"]
+
+
+def test_a_monitor_in_the_trainer_of_transformers_tells_each_step(tmp_path: Path) -> None:
+    seen: list[Figures] = []
+    monitor = tenure.Monitor(sinks=[seen.append], every=1, folder=tmp_path / "memory")
+    train(tmp_path, monitor)
+    assert len(seen) == 3
+    assert all(one.world["host_rss_bytes"].value > 1 << 20 for one in seen)
+    with pytest.raises(InputError, match="closed"):
+        monitor.step()
 
 
 def module(lightning: Any, fails_at: int | None) -> Any:
