@@ -15,6 +15,18 @@ namespace {
   throw InputError(text(route_text(route), " answered what it was not asked"));
 }
 
+// Memory is made, and a mapping is read, by what the handle says.
+void check_layout(const Want& want, const Layout& found) {
+  const Layout& layout = want.handle->layout;
+  const bool same =
+      want.rows.all() ? found == layout : found == extent_of(layout, want.rows).layout;
+  if (!same) {
+    throw InputError(text(
+        handle_text(*want.handle), " is not what its owner has under that id: ", layout_text(found),
+        want.rows.all() ? "" : " of those rows", "; the handle was changed on its way"));
+  }
+}
+
 }  // namespace
 
 void Fetching::speak() {
@@ -70,6 +82,7 @@ const Fetching::Asked& Fetching::answered(uint32_t wish) {
 
 std::byte* Fetching::take_object(const Header& header, const ObjectFound& found) {
   const Asked& asked = answered(found.wish);
+  check_layout(call_.wants[asked.want], found.layout);
   Got& got = call_.gots[asked.want];
   got.layout = found.layout;
   got.bytes = found.bytes;

@@ -149,6 +149,33 @@ TEST_P(OverWire, WhoIsNotACollectorIsRefused) {
                    {"trainer 0"}));
 }
 
+// It travelled through an RPC that the store knows nothing of.
+TEST_P(OverWire, AHandleWhoseLayoutIsNotTheOwnersIsRefused) {
+  Served owner;
+  Client client(client_options());
+  for (const int64_t bytes : {1000, 1 << 20}) {
+    const Handle handle = owner.put(static_cast<uint64_t>(bytes), 1, counted(1));
+    for (const Layout& layout : std::vector<Layout>{{Dtype::uint8, {bytes / 2}},
+                                                    {Dtype::uint8, {bytes * 2}},
+                                                    {Dtype::int8, {bytes}},
+                                                    {Dtype::uint8, {2, bytes / 2}}}) {
+      Handle changed = handle;
+      changed.layout = layout;
+      EXPECT_TRUE(says(what_of<InputError>([&] { get(client, {want(changed, GetParam())}); }),
+                       {"rollout 0", "was changed"}));
+      Want rows = want(changed, GetParam());
+      rows.rows = {0, 1};
+      if (layout.dtype == Dtype::int8 || layout.shape.size() == 2) {
+        EXPECT_THROW(get(client, {rows}), InputError);
+      }
+    }
+    EXPECT_TRUE(get(client, {want(handle, GetParam())}).bytes(0) ==
+                pattern(static_cast<uint64_t>(bytes), 1));
+  }
+  EXPECT_TRUE(eventually([&] { return owner.objects.stats().objects == 0; }));
+  EXPECT_TRUE(eventually([&] { return owner.objects.still_mapped().empty(); }));
+}
+
 TEST_P(OverWire, RowsBeyondItAreRefused) {
   Served owner;
   Client client(client_options());
