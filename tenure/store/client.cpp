@@ -12,6 +12,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -59,7 +61,6 @@ struct Client::State {
   void check(const Handle& handle) const;
   [[nodiscard]] Route route_to(const std::shared_ptr<const Origin>& origin, Over over) const;
   void hear_from(const Route& route, Deadline deadline);
-  void tell_fetched(std::span<const Want> wants);
 
   ClientOptions options;
   Host host = this_host();
@@ -104,18 +105,6 @@ Route Client::State::route_to(const std::shared_ptr<const Origin>& origin, Over 
 void Client::State::hear_from(const Route& route, Deadline deadline) {
   if (!notices.has(route.owner())) {
     notices.keep(route, connections.connect(route, Purpose::notices, deadline));
-  }
-}
-
-void Client::State::tell_fetched(std::span<const Want> wants) {
-  std::map<uint64_t, std::vector<ObjectId>> told;
-  for (const Want& want : wants) {
-    if (!want.more) {
-      told[want.handle->origin->owner.incarnation].push_back(want.handle->id);
-    }
-  }
-  for (const auto& [owner, ids] : told) {
-    notices.fetched(owner, ids);
   }
 }
 
@@ -184,8 +173,20 @@ std::vector<Got> Client::get(std::span<const Want> wants, Deadline deadline,
     const auto& first = *std::ranges::min_element(refused, {}, &Fetching::Refused::want);
     throw_refused(*wants[first.want].handle, first);
   }
-  state_->tell_fetched(wants);
+  std::vector<Want> whole;
+  std::ranges::copy_if(wants, std::back_inserter(whole), std::not_fn(&Want::more));
+  fetched(whole);
   return gots;
+}
+
+void Client::fetched(std::span<const Want> wants) {
+  std::map<uint64_t, std::vector<ObjectId>> told;
+  for (const Want& want : wants) {
+    told[want.handle->origin->owner.incarnation].push_back(want.handle->id);
+  }
+  for (const auto& [owner, ids] : told) {
+    state_->notices.fetched(owner, ids);
+  }
 }
 
 Client::FreeAnswer Client::free(std::span<const Handle> handles, Deadline deadline) {

@@ -82,7 +82,7 @@ struct Want {
   const Handle* handle = nullptr;
   Rows rows;
   bool copied = false;  // into memory that `memory` gives, also where it could be mapped
-  bool more = false;    // the caller will fetch more of it: not the expected fetch yet
+  bool more = false;    // not the expected fetch: the caller fetches more, or says fetched() later
   Over over = Over::best;
 };
 
@@ -110,6 +110,9 @@ class Client {
   // called on the calling thread, at most once for each.
   std::vector<Got> get(std::span<const Want> wants, Deadline deadline,
                        const std::function<std::byte*(size_t want, uint64_t bytes)>& memory);
+
+  // Tells the owners that all of these were fetched, as get() does of those without `more`.
+  void fetched(std::span<const Want> wants);
 
   // Frees objects at their owners. Answers how many were live, and the owners that could not be
   // asked, with the reason.

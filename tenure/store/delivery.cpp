@@ -91,6 +91,13 @@ class Delivery {
     for (size_t i = 0; i < out_.size(); ++i) {
       deliver(i);
     }
+    // Only now: what could not be delivered is there for another try.
+    for (const auto& [i, tensor] : to_keep_) {
+      arrivals.keep(handles_[i], tensor);
+    }
+    if (!options_.more) {
+      client.fetched(wants_);
+    }
     return std::move(out_);
   }
 
@@ -112,7 +119,7 @@ class Delivery {
       wants_.push_back({.handle = &handles_[i],
                         .rows = options_.rows,
                         .copied = straight_into(i),
-                        .more = options_.more,
+                        .more = true,
                         .over = options_.over});
     }
   }
@@ -136,7 +143,7 @@ class Delivery {
       arrivals.note(out_[i], handles_[i], mapping);
     }
     if (options_.keep && whole()) {
-      arrivals.keep(handles_[i], out_[i]);
+      to_keep_.emplace_back(i, out_[i]);
     }
   }
 
@@ -170,6 +177,7 @@ class Delivery {
   std::vector<at::Tensor> out_;
   std::vector<Want> wants_;
   std::vector<size_t> which_;  // of the handles each want is
+  std::vector<std::pair<size_t, at::Tensor>> to_keep_;
 };
 
 }  // namespace

@@ -107,6 +107,40 @@ def test_rows(trainer: Member, columns: int, wire: Any) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("elements", [1000, 1_000_000])
+def test_a_handle_that_was_changed_on_its_way(trainer: Member, elements: int, wire: Any) -> None:
+    sent = trainer.call("put", "step", 6, {"shape": [elements]}, collectors=1)
+    size = elements.to_bytes(8, "little")
+    coded = sent._handle.encode()
+    assert coded.count(size) == 1
+    for other in (elements // 2, 2 * elements):
+        changed = Handle(
+            type(sent._handle).decode(coded.replace(size, other.to_bytes(8, "little")))
+        )
+        assert changed.shape == (other,)
+        with pytest.raises(tenure.InputError, match=r"trainer 0 .* was changed on its way"):
+            changed.get(wire=wire)
+    assert raw(sent.get(wire=wire)) == raw(tensor_of([elements]))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("elements", [10, 100_000])
+def test_what_could_not_be_delivered_is_not_fetched(
+    trainer: Member, elements: int, keep: bool
+) -> None:
+    sent = trainer.call("put", "step", 7, {"shape": [elements]}, collectors=1)
+    with pytest.raises(RuntimeError):
+        sent.get(device="cuda:99", keep=keep)
+    # What is told is told in order: were the first a fetch, it would have gone with this one.
+    other = trainer.call("put", "step", 7, {"shape": [1]}, collectors=1)
+    before = trainer.call("stats")["objects"]
+    other.get()
+    until(lambda: trainer.call("stats")["objects"] == before - 1)
+    assert raw(sent.get(keep=keep)) == raw(tensor_of([elements]))
+    until(lambda: trainer.call("stats")["objects"] == before - 2)
+
+
+@pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("elements", [10, 100_000])
 def test_into_a_tensor_of_ones_own(trainer: Member, elements: int, wire: Any) -> None:
     sent = trainer.call("put", "step", 1, {"shape": [elements, 2]})
