@@ -1,6 +1,7 @@
 #include <tenure/store/store.h>
 
 #include <tenure/core/error.h>
+#include <tenure/core/fork.h>
 #include <tenure/core/part.h>
 #include <tenure/core/text.h>
 #include <tenure/store/arrivals.h>
@@ -67,9 +68,22 @@ bool same_bytes(const Content& content, std::span<const std::byte> bytes) {
 }  // namespace
 
 // What askers of the part go through: a call that is in flight when the store ends is waited for.
+// In a forked child the store is the parent's, and a thread that is not there may have the mutex.
 struct Gate {
   std::mutex mutex;
   const Store* store = nullptr;
+  const uint32_t generation = fork_generation();
+
+  template <class Ask>
+  void pass(const Ask& ask) {
+    if (generation != fork_generation()) {
+      return;
+    }
+    const std::scoped_lock lock(mutex);
+    if (store != nullptr) {
+      ask(*store);
+    }
+  }
 };
 
 struct Store::State {
@@ -214,22 +228,19 @@ std::string part_name(const Member& self) {
 
 Store::Store(StoreOptions options) : state_(std::make_unique<State>(std::move(options))) {
   state_->gate->store = this;
-  state_->part = register_part({.name = part_name(state_->self),
-                                .kinds = {OwnerKind::stored_object},
-                                .stats =
-                                    [gate = state_->gate] {
-                                      const std::scoped_lock lock(gate->mutex);
-                                      return gate->store == nullptr
-                                                 ? std::vector<std::pair<std::string, int64_t>>()
-                                                 : figures_of(gate->store->stats());
-                                    },
-                                .dump =
-                                    [gate = state_->gate](std::ostream& out) {
-                                      const std::scoped_lock lock(gate->mutex);
-                                      if (gate->store != nullptr) {
-                                        dump(*gate->store, out);
-                                      }
-                                    }});
+  state_->part = register_part(
+      {.name = part_name(state_->self),
+       .kinds = {OwnerKind::stored_object},
+       .stats =
+           [gate = state_->gate] {
+             std::vector<std::pair<std::string, int64_t>> figures;
+             gate->pass([&](const Store& store) { figures = figures_of(store.stats()); });
+             return figures;
+           },
+       .dump =
+           [gate = state_->gate](std::ostream& out) {
+             gate->pass([&](const Store& store) { dump(store, out); });
+           }});
 }
 
 Store::~Store() {

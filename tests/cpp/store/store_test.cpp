@@ -1,5 +1,6 @@
 #include <tenure/store/store.h>
 
+#include "served.h"
 #include <tenure/core/part.h>
 #include <tenure/core/text.h>
 #include <tenure/store/errors.h>
@@ -11,7 +12,11 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
 #include <unistd.h>
+
+#include <sstream>
+#include <string>
 
 namespace tenure::store {
 namespace {
@@ -98,6 +103,82 @@ TEST_F(StoreTest, OthersSeeItsFigures) {
   const auto figures = part->stats();
   EXPECT_EQ(figures.front().first, "stored_bytes");
   EXPECT_GE(figures.front().second, 400'000);
+}
+
+TEST_F(StoreTest, OthersSeeWhatWentWrong) {
+  (void)rollout_.close(kStep);
+  (void)rollout_.put(kStep, at::ones({3}));
+  const auto figures = part_named("store")->stats();
+  const auto figure = [&](std::string_view name) {
+    return std::ranges::find(figures, name, &std::pair<std::string, int64_t>::first)->second;
+  };
+  EXPECT_EQ(figure("dropped"), 1);
+  EXPECT_EQ(figure("stale"), 0);
+  EXPECT_EQ(figure("differences"), 0);
+}
+
+TEST_F(StoreTest, AForkedChildIsToldNothingOfItsParentsStore) {
+  (void)rollout_.put(kStep, at::ones({3}));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::ostringstream said;
+    part_named("store")->dump(said);
+    ::_exit(part_named("store")->stats().empty() && said.str().empty() ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(StoreTest, AnAddressIsLookedAtAlsoWhereNobodyComesIn) {
+  auto listening = options("listening");
+  for (const char* nonsense : {"nonsense", "::1:80", "127.0.0.1:65536"}) {
+    listening.listen = nonsense;
+    EXPECT_TRUE(says(what_of<InputError>([&] { const Store store(listening); }),
+                     {nonsense, "not an address to listen on"}));
+  }
+}
+
+// Closes scopes of others for a process that is stopped.
+class LostDeletes : public ::testing::Test {
+ protected:
+  static StoreOptions impatient() {
+    StoreOptions out;
+    out.job = kJob;
+    out.role = "controller";
+    out.timeout = std::chrono::milliseconds(200);
+    return out;
+  }
+  Closing close(int scope) { return controller_.close(step(scope)); }
+
+  OwnerProcess owner_{{1000}};
+  const Handle& handle_ = owner_.handles()[0];
+  Store controller_{impatient()};
+};
+
+TEST_F(LostDeletes, OfAnotherScopeAreAskedForAgain) {
+  controller_.adopt(step(2), {&handle_, 1});
+  owner_.stop();
+  EXPECT_EQ(close(2).unreached.size(), 1U);
+  EXPECT_EQ(close(3).unreached.size(), 1U);
+  owner_.go_on();
+  EXPECT_TRUE(eventually([&, scope = 4]() mutable { return close(scope++).unreached.empty(); }));
+  EXPECT_THROW((void)controller_.get(handle_), StaleHandle);
+}
+
+TEST_F(LostDeletes, AreNamedWhenTheyAreGivenUp) {
+  controller_.adopt(step(1), {&handle_, 1});
+  owner_.stop();
+  for (int scope = 1; scope < 8; ++scope) {
+    const auto unreached = close(scope).unreached;
+    ASSERT_EQ(unreached.size(), 1U) << scope;
+    EXPECT_EQ(unreached[0].why.find("not asked again"), std::string::npos) << scope;
+  }
+  const auto last = close(8).unreached;
+  ASSERT_EQ(last.size(), 1U);
+  EXPECT_TRUE(says(last[0].why, {"not asked again"}));
+  EXPECT_TRUE(close(9).unreached.empty());
+  owner_.go_on();
 }
 
 }  // namespace

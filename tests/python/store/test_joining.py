@@ -138,6 +138,29 @@ def test_a_forked_child_does_not_wait_for_the_parents_tables() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_a_forked_child_of_a_member_can_be_watched(tmp_path: Path) -> None:
+    """The part that tells of the store is inherited, and has nothing to tell."""
+    mine = handle()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with tenure.Monitor(sinks=[], every=1, folder=tmp_path / "monitor") as monitor:
+                for _ in range(3):
+                    monitor.step()
+            with tenure.watch(tmp_path / "watched", quiet=True):
+                weight = torch.ones(2, requires_grad=True)
+                optimizer = torch.optim.SGD([weight])
+                for _ in range(3):
+                    weight.sum().backward()
+                    optimizer.step()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert mine.get().tolist() == [1, 1]
+
+
 def test_a_forked_child_has_a_store_of_its_own() -> None:
     mine = handle()
     child = os.fork()
