@@ -39,14 +39,16 @@ bool is_all_of(const at::Tensor& tensor, const Handle& handle) {
 
 }  // namespace
 
-void Arrivals::note(const at::Tensor& tensor, const Handle& handle, const Mapping* mapping) {
+void Arrivals::note(const at::Tensor& tensor, const Handle& handle,
+                    const std::shared_ptr<const Mapping>& mapping) {
   const std::scoped_lock lock(mutex_);
   if (arrivals_.size() >= sweep_at_) {
     sweep();
   }
-  arrivals_.insert_or_assign(
-      StorageRef(tensor),
-      Arrival{.handle = handle, .mapping = mapping, .version = version_of(tensor)});
+  arrivals_.insert_or_assign(StorageRef(tensor), Arrival{.handle = handle,
+                                                         .is_mapped = mapping != nullptr,
+                                                         .mapping = mapping,
+                                                         .version = version_of(tensor)});
 }
 
 // What is dead costs a hundred bytes each: kept in proportion to what is alive.
@@ -68,7 +70,12 @@ std::optional<Arrivals::Known> Arrivals::arrived_as(const at::Tensor& tensor) {
   if (arrival.version != version_of(tensor) || !is_all_of(tensor, arrival.handle)) {
     return std::nullopt;
   }
-  return Known{.handle = arrival.handle, .mapping = arrival.mapping};
+  auto mapping = arrival.mapping.lock();
+  // share_memory_() and others give a storage other memory.
+  if (arrival.is_mapped && (!mapping || mapping->data() != tensor.storage().data())) {
+    return std::nullopt;
+  }
+  return Known{.handle = arrival.handle, .mapping = std::move(mapping)};
 }
 
 void Arrivals::keep(const Handle& handle, const at::Tensor& tensor) {

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -29,13 +30,14 @@ namespace tenure::store {
 class Arrivals {
  public:
   // The whole of the handle's object has arrived in `tensor`: over `mapping`, or copied (null).
-  void note(const at::Tensor& tensor, const Handle& handle, const Mapping* mapping);
+  void note(const at::Tensor& tensor, const Handle& handle,
+            const std::shared_ptr<const Mapping>& mapping);
 
   // What the tensor was when it arrived, if it is all of it and nothing that torch sees was written
   // to it since. Whether the bytes are still the same is the caller's to find out.
   struct Known {
     Handle handle;
-    const Mapping* mapping = nullptr;  // lives as long as the tensor's storage
+    std::shared_ptr<const Mapping> mapping;  // shared with the tensor, which may let go of it
   };
   std::optional<Known> arrived_as(const at::Tensor& tensor);
 
@@ -55,7 +57,8 @@ class Arrivals {
  private:
   struct Arrival {
     Handle handle;
-    const Mapping* mapping = nullptr;
+    bool is_mapped = false;
+    std::weak_ptr<const Mapping> mapping;
     uint32_t version = 0;
   };
   using Key = std::tuple<uint64_t, uint32_t, uint32_t>;  // incarnation, slot, generation

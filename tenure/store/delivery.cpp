@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 namespace tenure::store {
@@ -130,9 +131,9 @@ class Delivery {
   }
 
   void arrive(size_t i, Got got, Arrivals& arrivals) {
-    const auto* const mapping = got.mapping.get();
+    const std::shared_ptr<const Mapping> mapping = std::move(got.mapping);
     if (mapping != nullptr) {
-      out_[i] = tensor_over(std::move(got.mapping), layouts_[i]);
+      out_[i] = tensor_over(mapping, layouts_[i]);
     } else if (!out_[i].defined()) {  // no bytes at all
       memory_for(i);
     }

@@ -87,12 +87,12 @@ at::Tensor empty_tensor(const Layout& layout) {
   return at::empty(layout.shape, at::TensorOptions().dtype(scalar_type_of(layout.dtype)));
 }
 
-at::Tensor tensor_over(std::unique_ptr<Mapping> mapping, const Layout& layout) {
-  auto* const owned = mapping.release();
+at::Tensor tensor_over(std::shared_ptr<const Mapping> mapping, const Layout& layout) {
+  auto* const data = mapping->data();
   const auto options = at::TensorOptions().dtype(scalar_type_of(layout.dtype));
   return at::from_blob(
-      owned->data(), layout.shape,
-      [owned](void* /*data*/) { const std::unique_ptr<Mapping> end(owned); }, options);
+      data, layout.shape, [held = std::move(mapping)](void* /*data*/) mutable { held.reset(); },
+      options);
 }
 
 std::span<const std::byte> bytes_of(const at::Tensor& tensor) {

@@ -21,8 +21,8 @@ Layout layout_of(const at::Tensor& tensor, std::string_view verb);
 
 // On the CPU, not filled.
 at::Tensor empty_tensor(const Layout& layout);
-// Keeps the mapping until its storage goes.
-at::Tensor tensor_over(std::unique_ptr<Mapping> mapping, const Layout& layout);
+// Keeps the mapping until its storage goes, or has other memory.
+at::Tensor tensor_over(std::shared_ptr<const Mapping> mapping, const Layout& layout);
 
 // Of a contiguous tensor on the CPU.
 std::span<const std::byte> bytes_of(const at::Tensor& tensor);

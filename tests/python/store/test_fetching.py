@@ -264,6 +264,17 @@ def test_what_is_put_again_unchanged_keeps_its_handle(trainer: Member, wire: Any
         assert other.put(sent.get(wire=wire)) != sent  # which would go with step 20
 
 
+def test_one_that_was_given_other_memory_is_not_what_came(trainer: Member) -> None:
+    sent = trainer.call("put", "step", 22, {"shape": [500_000]})
+    scope = tenure.store.scope("step", 22)
+    tensor = sent.get()
+    tensor.share_memory_()  # its storage has other memory from here on, and the same version
+    tensor.numpy()[:] = 7
+    again = scope.put(tensor)
+    assert again != sent
+    assert raw(again.get()) == raw(tensor)
+
+
 def test_a_tensor_that_is_put_twice_is_stored_once(trainer: Member) -> None:
     tensor = tensor_of([1_000_000])
     with tenure.store.scope("call") as scope:
