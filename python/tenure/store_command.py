@@ -60,8 +60,12 @@ def serve(
         str, typer.Option(metavar="FOLDER", help="When it is full, move objects to disk, here.")
     ] = "",
     listen: Annotated[
-        str, typer.Option(help="Where other hosts come in; needs TENURE_STORE_SECRET_FILE.")
-    ] = "127.0.0.1:0",
+        str,
+        typer.Option(
+            help="Where other hosts come in; needs TENURE_STORE_SECRET_FILE.",
+            show_default="TENURE_STORE_LISTEN, or 127.0.0.1:0",
+        ),
+    ] = "",
 ) -> None:
     """Keep tensors for processes that end: a keeper, one for each job and host.
 

@@ -9,6 +9,7 @@
 #include <tenure/store/errors.h>
 #include <tenure/store/fingerprint.h>
 #include <tenure/store/recent_puts.h>
+#include <tenure/store/socket.h>
 #include <tenure/store/staging.h>
 #include <tenure/store/tensors.h>
 
@@ -45,6 +46,9 @@ ServerOptions server_options(const StoreOptions& options, const Member& self) {
   server.folder = job_folder(options.job);
   name_folder(server.folder, options.job);
   remove_dead_sockets(server.folder);
+  if (options.listen) {
+    (void)parse_host_port(*options.listen);  // also where nobody will come in by it
+  }
   server.listen = options.secret.empty() ? std::nullopt : options.listen;
   server.advertise = options.advertise;
   server.secret = options.secret;

@@ -23,7 +23,7 @@ def join(
     role: str | None = None,
     rank: int | None = None,
     *,
-    listen: str | None = "127.0.0.1:0",
+    listen: str | None = "",
     advertise: str | None = None,
     secret_file: str | os.PathLike[str] | None = None,
     cap: int | str | None = None,
@@ -45,8 +45,10 @@ def join(
             role, or ``"default"``.
         rank: Which of its role; ``TENURE_STORE_RANK``, torchrun's rank, or 0.
         listen: Where processes of other hosts come in, over TCP: needs a secret, without which
-            only this host's do. Loopback unless told otherwise; None: not at all.
-        advertise: The address that handles carry, where it is not the one listened on.
+            only this host's do. By default what ``TENURE_STORE_LISTEN`` says, else loopback with
+            any port (``"127.0.0.1:0"``); None: not at all.
+        advertise: The address that handles carry, where it is not the one listened on. By default
+            what ``TENURE_STORE_ADVERTISE`` says.
         secret_file: A file that only its owner can read, with the job's secret in it. By default
             the file that ``TENURE_STORE_SECRET_FILE`` names, or ``TENURE_STORE_SECRET`` itself.
         cap: Most bytes to have in memory (``"8GiB"``). The control group's and the machine's
@@ -81,8 +83,8 @@ def join(
             job,
             role,
             rank,
-            listen=os.environ.get("TENURE_STORE_LISTEN", listen),
-            advertise=advertise or os.environ.get("TENURE_STORE_ADVERTISE", ""),
+            listen=listen,
+            advertise=advertise,
             secret_file=secret_file,
             cap=cap,
             when_full=when_full,
@@ -125,7 +127,7 @@ def current() -> _C.Store:
                     f"this process has left the store, in which it was {_left}: call "
                     "tenure.store.join() first"
                 )
-            _current = _join(None, None, None, listen=os.environ.get("TENURE_STORE_LISTEN"))
+            _current = _join(None, None, None)
         return _current
 
 
@@ -172,8 +174,8 @@ def _join(
     role: str | None,
     rank: int | None,
     *,
-    listen: str | None,
-    advertise: str = "",
+    listen: str | None = "",
+    advertise: str | None = None,
     secret_file: str | os.PathLike[str] | None = None,
     cap: int | str | None = None,
     when_full: str = "refuse",
@@ -188,15 +190,18 @@ def _join(
     need_text(role, "a role")
     if when_full not in ("refuse", "spill"):
         raise InputError(f"when_full is 'refuse' or 'spill', not {when_full!r}")
+    if listen == "":
+        listen = os.environ.get("TENURE_STORE_LISTEN") or "127.0.0.1:0"
     if listen is not None:
-        _need_address(listen)
+        need_text(listen, "an address to listen on")
+        advertise = advertise or os.environ.get("TENURE_STORE_ADVERTISE")
     secret_file = secret_file or os.environ.get("TENURE_STORE_SECRET_FILE", "")
     return _C.Store(
         job=job,
         role=role,
         rank=_rank(rank),
         listen=listen,
-        advertise=advertise,
+        advertise=advertise or "",
         secret=os.environ.get("TENURE_STORE_SECRET", ""),
         secret_file=os.fspath(secret_file),
         cap=0 if cap is None else need_size(cap, "the cap"),
@@ -217,15 +222,6 @@ def _tls_files(tls: Sequence[str | os.PathLike[str]] | None) -> tuple[str, str, 
         raise InputError("tls is three files: a certificate, its key, and the authority")
     certificate, key, authority = (os.fspath(file) for file in tls)
     return certificate, key, authority
-
-
-def _need_address(listen: object) -> None:
-    need_text(listen, "an address to listen on")
-    host, colon, port = str(listen).rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
-        raise InputError(
-            f"'{listen}' is no address to listen on: write 127.0.0.1:0 or 10.0.0.7:4000"
-        )
 
 
 def _rank(rank: int | None) -> int:

@@ -124,6 +124,17 @@ def test_a_keeper_without_room(job: str) -> None:
         assert producer.call("stats")["objects"] == 0
 
 
+def test_an_option_of_a_keeper_comes_before_the_environment(
+    job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENURE_STORE_SECRET", "0123456789abcdef")
+    monkeypatch.setenv("TENURE_STORE_LISTEN", "nonsense")
+    with keeper(job, "--listen", "127.0.0.1:0"):
+        pass
+    said = run_forked(["-m", "tenure", "store", "serve", "--job", job])
+    assert (said.returncode, "nonsense" in said.stderr) == (2, True)
+
+
 def test_bad_options_of_a_keeper() -> None:
     arguments = [TENURE, "store", "serve", "--job", f"bad-{os.getpid()}", "--cap", "lots"]
     done = subprocess.run(arguments, capture_output=True, text=True)

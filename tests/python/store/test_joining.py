@@ -64,7 +64,9 @@ def test_joining_twice() -> None:
         ({"when_full": "evict"}, "'refuse' or 'spill'"),
         ({"lease": 0}, "lease"),
         ({"timeout": float("nan")}, "timeout"),
-        ({"listen": "nonsense"}, "no address to listen on"),
+        ({"listen": "nonsense"}, "not an address to listen on"),
+        ({"listen": "::1:80"}, "not an address to listen on"),
+        ({"listen": 80}, "an address to listen on"),
         ({"secret_file": "/nowhere"}, "/nowhere"),
         ({"when_full": "spill", "spill_folder": "/nowhere"}, "/nowhere"),
     ],
@@ -95,6 +97,40 @@ def test_a_short_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_secret_there_is_no_tcp() -> None:
     with pytest.raises(tenure.TenureError, match="secret"):
         handle().get(wire="tcp")
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment has it open to other hosts."""
+    monkeypatch.setenv("TENURE_STORE_SECRET", "0123456789abcdef")
+    monkeypatch.setenv("TENURE_STORE_LISTEN", "0.0.0.0:0")
+    monkeypatch.setenv("TENURE_STORE_ADVERTISE", "127.0.0.2")
+
+
+def address() -> str:
+    return handle()._handle.address[0]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_the_environment_says_where_it_listens() -> None:
+    assert address() == "127.0.0.2"  # also without a join()
+    tenure.store.leave()
+    tenure.store.join()
+    assert address() == "127.0.0.2"
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_an_argument_comes_before_the_environment() -> None:
+    tenure.store.join(listen="127.0.0.1:0", advertise="127.0.0.3")
+    assert address() == "127.0.0.3"
+    tenure.store.leave()
+    tenure.store.join(listen=None)
+    assert address() == ""
+
+
+def test_the_first_use_listens_as_join_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENURE_STORE_SECRET", "0123456789abcdef")
+    assert address() == "127.0.0.1"
 
 
 def test_leaving_frees_and_a_handle_says_so() -> None:
