@@ -27,6 +27,7 @@ ROLE = "keeper"
 _SOCKET = "keeper.control"
 _MOST_BYTES = 1 << 20
 _PATIENCE_S = 30.0
+_PAUSE_S = 0.1  # until a visitor who could not be let in is tried again
 
 
 class Keeper:
@@ -45,6 +46,8 @@ class Keeper:
         self._listening.bind(str(self._path))
         self._path.chmod(0o600)
         self._listening.listen(64)
+        self._closed = threading.Event()
+        self._visits: list[tuple[threading.Thread, socket.socket]] = []
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -52,27 +55,38 @@ class Keeper:
         """Listens no longer; what it has stays until the process leaves the store."""
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
         self._thread.join()
+        self._listening.close()
+        for thread, connection in self._visits:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)  # who was heard is answered
+            thread.join()
 
     def _serve(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, _ = self._listening.accept()
-            except OSError:  # closed
-                return
-            with connection:
-                connection.settimeout(_PATIENCE_S)
-                with contextlib.suppress(OSError):
-                    if _user_of(connection) == os.geteuid():
-                        _send(connection, self._answer(connection))
+                visit = threading.Thread(target=self._visit, args=[connection], daemon=True)
+                self._visits = [one for one in self._visits if one[0].is_alive()]
+                visit.start()
+            except (OSError, RuntimeError):  # closed, or without descriptors or threads for now
+                self._closed.wait(_PAUSE_S)
+            else:
+                self._visits.append((visit, connection))
+
+    def _visit(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(_PATIENCE_S)
+            if _user_of(connection) == os.geteuid():
+                _send(connection, self._answer(connection))
 
     def _answer(self, connection: socket.socket) -> dict[str, Any]:
         try:
             return {"handle": self._take(_receive(connection)).text()}
-        except (TenureError, EOFError, KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, the visitor is told
             return {"error": str(error)}
 
     def _take(self, asked: dict[str, Any]) -> Handle:

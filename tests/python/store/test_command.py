@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import secrets
 import signal
 import socket
@@ -108,6 +109,36 @@ def test_a_keeper_outlives_who_put(job: str) -> None:
         assert again.stderr == f"tenure: the job '{job}' has a keeper on this host already\n"
         kept.send_signal(signal.SIGTERM)
         assert kept.wait(timeout=20) == 143
+
+
+def test_a_visitor_does_not_keep_others_from_the_keeper(job: str) -> None:
+    with (
+        keeper(job),
+        socket.socket(socket.AF_UNIX) as silent,
+        socket.socket(socket.AF_UNIX) as deep,
+    ):
+        control = str(Path(_C.store_folder(job)) / "keeper.control")
+        silent.connect(control)
+        deep.connect(control)
+        deep.sendall(b"[" * 200_000 + b"\n")
+        assert "recursion" in json.loads(deep.makefile().readline())["error"]
+        with tenure.store.scope("step") as step:
+            assert step.put(tensor_of([9]), keeper=True).owner == ("keeper", 0)
+
+
+def test_a_keeper_without_descriptors_goes_on_when_it_has_some(job: str) -> None:
+    with keeper(job) as kept:
+        limits = resource.prlimit(kept.pid, resource.RLIMIT_NOFILE)
+        control = str(Path(_C.store_folder(job)) / "keeper.control")
+        resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        with socket.socket(socket.AF_UNIX) as last, socket.socket(socket.AF_UNIX) as refused:
+            last.connect(control)  # whose descriptor was taken when the keeper began to wait
+            refused.connect(control)
+            last.sendall(b"nonsense\n")
+            assert "error" in json.loads(last.makefile().readline())
+        resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, limits)
+        with tenure.store.scope("step") as step:
+            assert step.put(tensor_of([9]), keeper=True).owner == ("keeper", 0)
 
 
 def test_without_a_keeper(job: str) -> None:
