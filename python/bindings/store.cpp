@@ -128,6 +128,7 @@ py::dict to_python(const store::StoreStats& stats) {
   out["dropped"] = objects.dropped;
   out["stale"] = objects.stale;
   out["expired"] = objects.expired;
+  out["differences"] = objects.differences;
   out["scopes"] = objects.scopes;
   out["consumers"] = objects.consumers;
   out["kept_bytes"] = stats.kept_bytes;

@@ -31,6 +31,7 @@ void write_objects(JsonText& out, const ObjectsStats& stats) {
   out.field("unstored", stats.unstored).field("dropped", stats.dropped);
   out.field("fetches", stats.fetches).field("fetched_bytes", stats.fetched_bytes);
   out.field("stale", stats.stale).field("expired", stats.expired);
+  out.field("differences", stats.differences);
   out.field("scopes", stats.scopes).field("consumers", stats.consumers);
   out.close('}');
 }

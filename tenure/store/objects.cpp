@@ -167,6 +167,7 @@ Account Objects::close(const ScopeName& scope, const Member& by) {
   }
   state_->free_lines(state_->ledger.lines_of(scope), by, Freed::closed, dead);
   auto books = state_->account(scope);
+  state_->counts.differences += books.difference.empty() ? 0 : 1;
   state_->ledger.close(scope, by, now_ms(), books);
   return books;
 }

@@ -125,10 +125,11 @@ struct ObjectsStats {
   uint64_t unstored = 0;  // puts that stored nothing
   uint64_t fetches = 0;
   uint64_t fetched_bytes = 0;
-  uint64_t dropped = 0;  // puts that came after a close
-  uint64_t stale = 0;    // fetches of what was gone
-  uint64_t expired = 0;  // claims that lapsed
-  uint64_t scopes = 0;   // open ones with objects
+  uint64_t dropped = 0;      // puts that came after a close
+  uint64_t stale = 0;        // fetches of what was gone
+  uint64_t expired = 0;      // claims that lapsed
+  uint64_t differences = 0;  // closes whose books did not balance
+  uint64_t scopes = 0;       // open ones with objects
   uint64_t consumers = 0;
 };
 

@@ -206,6 +206,9 @@ std::vector<std::pair<std::string, int64_t>> figures_of(const StoreStats& stats)
       {"kept_bytes", figure(stats.kept_bytes)},
       {"objects", figure(stats.objects.objects)},
       {"scopes", figure(stats.objects.scopes)},
+      {"dropped", figure(stats.objects.dropped)},
+      {"stale", figure(stats.objects.stale)},
+      {"differences", figure(stats.objects.differences)},
   };
 }
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from tenure.telemetry.words import bytes_text
+
+Owner: TypeAlias = tuple[str, int, int]  # role, rank, incarnation
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,7 @@ class Closed:
     """What was stored in a scope and what became of it, here and at the owners of what it adopted.
 
     ``stored`` is ``freed`` by all its reasons plus ``live``, which is 0 once it closed; where that
-    is not so, ``difference`` says where.
+    is not so, ``difference`` says in which process, call and line.
     """
 
     scope: str
@@ -50,12 +52,13 @@ class Closed:
         return text + (f"; {self.difference}" if self.difference else "")
 
 
-def closed_of(scope: str, told: Mapping[str, Any]) -> Closed:
-    """From what the store says of it."""
+def closed_of(scope: str, owner: Owner, told: Mapping[str, Any]) -> Closed:
+    """From what the store of this owner says of it."""
     total = told["total"]
     elsewhere = told.get("elsewhere", [])
     unreached = told.get("unreached", [])
-    differences = [told["difference"], *(there["difference"] for there in elsewhere)]
+    differences = [(owner, told["difference"])]
+    differences += [(there["owner"], there["difference"]) for there in elsewhere]
     return Closed(
         scope=scope,
         stored=total["stored"],
@@ -72,11 +75,11 @@ def closed_of(scope: str, told: Mapping[str, Any]) -> Closed:
         elsewhere=elsewhere,
         unreached=[_owner_text(owner, why) for owner, why, gone in unreached if not gone],
         gone=[_owner_text(owner, why) for owner, why, gone in unreached if gone],
-        difference="; ".join(filter(None, differences)),
+        difference="; ".join(f"{who[0]} {who[1]}: {what}" for who, what in differences if what),
     )
 
 
-def _owner_text(owner: tuple[str, int, int], why: str) -> str:
+def _owner_text(owner: Owner, why: str) -> str:
     role, rank, _ = owner
     return f"{role} {rank} ({why})"
 

@@ -79,7 +79,8 @@ class Scope:
         """What was stored in it here and what became of it: so far, or when it closed."""
         if self._closed is not None:
             return self._closed
-        return closed_of(str(self), self._store.account(*self._name()))
+        store = self._store
+        return closed_of(str(self), store.owner, store.account(*self._name()))
 
     def put(
         self,
@@ -165,15 +166,17 @@ class Scope:
         """Frees what it owns, and returns the books. Again: what they were.
 
         Raises:
-            ScopeError: The books do not balance: stored is not freed plus live. Names where.
+            ScopeError: The books do not balance: stored is not freed plus live. Names the process,
+                the call and the line.
         """
         if self._closed is not None:
             return self._closed
         if self._joined() is None:  # with which all went that it owned
             self._closed = Closed(scope=str(self))
             return self._closed
-        self._closed = closed_of(str(self), self._store.close(*self._name()))
-        _closed_here[(*self._name(), self._store.owner[2])] = None
+        store = self._store
+        self._closed = closed_of(str(self), store.owner, store.close(*self._name()))
+        _closed_here[(*self._name(), store.owner[2])] = None
         if len(_closed_here) > _MOST_REMEMBERED:
             _closed_here.popitem(last=False)
         if self._closed.unreached:

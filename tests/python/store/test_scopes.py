@@ -14,6 +14,7 @@ import torch
 import tenure
 from members import Member, RemoteError, until
 from store_work import raw, tensor_of
+from tenure import _C
 from tenure.store import Scope
 
 LARGE = 200_000  # elements: mapped; a small one is copied
@@ -246,6 +247,25 @@ def test_an_owner_that_is_gone_does_not_hold_up_a_close(job: str) -> None:
     freed, [(owner, why)] = tenure.store.free([handle])
     assert (freed, owner) == (0, "rollout 8")
     assert why
+
+
+def test_books_that_do_not_balance_are_named(
+    trainers: list[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = _C.Store.close
+
+    def wrong(store: _C.Store, kind: str, key: str) -> dict[str, Any]:
+        told = close(store, kind, key)
+        told["difference"] = "call logp at train.py:41: stored 2 (8 B), freed 1 (4 B), live 0 (0 B)"
+        told["elsewhere"][0]["difference"] = "no call at eval.py:7: stored 1 (4 B), freed 0 (0 B)"
+        return told
+
+    monkeypatch.setattr(_C.Store, "close", wrong)
+    scope = tenure.store.scope("step", 11)
+    scope.adopt(trainers[1].call("put", "step", 11, {"shape": [4]}))
+    says = "books of the scope step 11 are wrong: rollout 0: call logp at train.py:41: .*"
+    with pytest.raises(tenure.ScopeError, match=f"{says}; trainer 1: no call at eval.py:7: "):
+        scope.close()
 
 
 def test_threads_that_put_while_the_scope_closes(job: str) -> None:
