@@ -272,6 +272,7 @@ void bind_tables(py::class_<store::Store, Joined>& bound) {
              store::Closing closing;
              {
                const py::gil_scoped_release no_gil;
+               const store::WhenInterrupted check(raise_for_signals);
                closing = self.close({.kind = kind, .id = id});
              }
              return to_python(closing);
@@ -285,6 +286,7 @@ void bind_tables(py::class_<store::Store, Joined>& bound) {
              store::Client::FreeAnswer answer;
              {
                const py::gil_scoped_release no_gil;
+               const store::WhenInterrupted check(raise_for_signals);
                answer = self.free(handles);
              }
              return py::make_tuple(answer.freed, unreached_list(answer.unreached));
@@ -340,6 +342,7 @@ void bind_store(py::module_& m) {
              const at::Tensor& tensor, const std::optional<Listed>& listed,
              const std::optional<uint32_t>& count, const std::string& call,
              const std::optional<uint32_t>& attempt, const std::string& site) {
+            const store::WhenInterrupted check(raise_for_signals);
             return self.put({.kind = kind, .id = id}, tensor,
                             {.collectors = collectors_of(listed, count),
                              .call = call,

@@ -55,7 +55,7 @@ void Requests::run() {
     }
     try {
       std::rethrow_exception(failures[i]);
-    } catch (const std::exception& failure) {
+    } catch (const Error& failure) {
       const bool gone = dynamic_cast<const OwnerLost*>(&failure) != nullptr;
       unreached_.push_back(
           {.owner = all_[i]->route().origin->owner, .why = failure.what(), .gone = gone});

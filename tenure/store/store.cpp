@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <ostream>
@@ -91,6 +92,14 @@ struct Gate {
 };
 
 struct Store::State {
+  // What an owner has not confirmed: that it closed the scope, or freed these of other scopes.
+  struct Owed {
+    ScopeName scope;
+    std::shared_ptr<const Origin> origin;
+    std::vector<Handle> handles{};  // empty: the scope
+    int attempts = 1;
+  };
+
   explicit State(StoreOptions given);
 
   [[nodiscard]] Client::Deadline deadline(std::optional<std::chrono::milliseconds> given) const {
@@ -100,7 +109,9 @@ struct Store::State {
   std::optional<Handle> passed_through(const ScopeName& scope, const at::Tensor& tensor,
                                        const PutOptions& put);
   std::optional<Placed> shared(const Terms& terms, const at::Tensor& contiguous);
+  void owe(Owed debt, Unreached why, Closing& closing);
   void pay_debts(Closing& closing);
+  void close_elsewhere(const ScopeName& scope, std::span<const Handle> handles, Closing& closing);
 
   StoreOptions options;
   Member self;
@@ -112,12 +123,7 @@ struct Store::State {
 
   std::mutex mutex;
   std::map<ScopeName, std::vector<Handle>> adopted;
-  struct Owed {
-    ScopeName scope;
-    std::shared_ptr<const Origin> origin;
-    int attempts = 0;
-  };
-  std::vector<Owed> owed;  // closings that an owner has not confirmed
+  std::vector<Owed> owed;
   std::atomic<uint64_t> passes{0};
   std::atomic<uint64_t> shares{0};
   std::shared_ptr<Gate> gate = std::make_shared<Gate>();  // shared with askers in flight
@@ -338,24 +344,69 @@ void Store::adopt(const ScopeName& scope, std::span<const Handle> handles) {
   }
 }
 
-// An owner that could not be asked to close a scope is asked again whenever another one closes.
+// The owner is asked again whenever a scope closes, unless it was asked too often or too many are.
+void Store::State::owe(Owed debt, Unreached why, Closing& closing) {
+  if (!why.gone) {
+    const std::scoped_lock lock(mutex);
+    const bool again = debt.attempts < kMostAttempts && owed.size() < kMostOwed;
+    why.why += again ? "; it is asked again when another scope closes" : "; it is not asked again";
+    if (again) {
+      owed.push_back(std::move(debt));
+    }
+  }
+  closing.unreached.push_back(std::move(why));
+}
+
 void Store::State::pay_debts(Closing& closing) {
   std::vector<Owed> due;
   {
     const std::scoped_lock lock(mutex);
     due.swap(owed);
   }
-  const auto limit = steady_clock::now() + kOwedTimeout;
-  for (auto& debt : due) {
-    const auto answer = client.close(debt.scope, {&debt.origin, 1}, limit);
-    if (answer.unreached.empty() || answer.unreached.front().gone ||
-        ++debt.attempts == kMostAttempts) {
-      continue;
+  const auto limit = steady_clock::now() + std::min(kOwedTimeout, options.timeout);
+  auto debt = due.begin();
+  try {
+    for (; debt != due.end(); ++debt) {
+      auto unreached = debt->handles.empty()
+                           ? client.close(debt->scope, {&debt->origin, 1}, limit).unreached
+                           : client.free(debt->handles, limit).unreached;
+      if (unreached.empty() || unreached.front().gone) {
+        continue;
+      }
+      ++debt->attempts;
+      owe(std::move(*debt), std::move(unreached.front()), closing);
     }
-    closing.unreached.insert(closing.unreached.end(), answer.unreached.begin(),
-                             answer.unreached.end());
+  } catch (...) {  // interrupted
     const std::scoped_lock lock(mutex);
-    owed.push_back(std::move(debt));
+    std::move(debt, due.end(), std::back_inserter(owed));
+    throw;
+  }
+}
+
+void Store::State::close_elsewhere(const ScopeName& scope, std::span<const Handle> handles,
+                                   Closing& closing) {
+  std::vector<std::shared_ptr<const Origin>> origins;
+  std::vector<Handle> of_other_scopes;
+  for (const auto& handle : handles) {
+    if (handle.scope != scope) {
+      of_other_scopes.push_back(handle);
+    } else if (std::ranges::none_of(
+                   origins, [&](const auto& origin) { return *origin == *handle.origin; })) {
+      origins.push_back(handle.origin);
+    }
+  }
+  auto answer = client.close(scope, origins, deadline({}));
+  closing.elsewhere = std::move(answer.closed);
+  for (auto& one : answer.unreached) {
+    const auto origin =
+        std::ranges::find_if(origins, [&](const auto& asked) { return asked->owner == one.owner; });
+    owe({.scope = scope, .origin = *origin}, std::move(one), closing);
+  }
+  for (auto& one : client.free(of_other_scopes, deadline({})).unreached) {
+    std::vector<Handle> its;
+    std::ranges::copy_if(of_other_scopes, std::back_inserter(its),
+                         [&](const Handle& handle) { return handle.origin->owner == one.owner; });
+    owe({.scope = scope, .origin = its.front().origin, .handles = its}, std::move(one), closing);
   }
 }
 
@@ -371,42 +422,15 @@ Closing Store::close(const ScopeName& scope) {
   Closing closing;
   closing.here = state_->server.close(scope, state_->self);
   state_->arrivals.scope_closed_by_us(scope);
-  state_->pay_debts(closing);
-  if (adopted.empty()) {
-    return closing;
-  }
-
-  std::vector<std::shared_ptr<const Origin>> origins;
-  std::vector<Handle> of_other_scopes;
-  for (auto& handle : adopted) {
-    if (handle.scope != scope) {
-      of_other_scopes.push_back(std::move(handle));
-    } else if (std::ranges::none_of(
-                   origins, [&](const auto& origin) { return *origin == *handle.origin; })) {
-      origins.push_back(handle.origin);
+  try {
+    state_->pay_debts(closing);
+    if (!adopted.empty()) {
+      state_->close_elsewhere(scope, adopted, closing);
     }
-  }
-  auto answer = state_->client.close(scope, origins, state_->deadline({}));
-  closing.elsewhere = std::move(answer.closed);
-  const auto missed = [&](const Origin& origin) {
-    return std::ranges::any_of(answer.unreached, [&](const Unreached& one) {
-      return one.owner == origin.owner && !one.gone;
-    });
-  };
-  {
+  } catch (...) {  // interrupted: another close() goes on with them
     const std::scoped_lock lock(state_->mutex);
-    for (const auto& origin : origins) {
-      if (missed(*origin) && state_->owed.size() < kMostOwed) {
-        state_->owed.push_back({.scope = scope, .origin = origin, .attempts = 1});
-      }
-    }
-  }
-  closing.unreached.insert(closing.unreached.end(), answer.unreached.begin(),
-                           answer.unreached.end());
-  if (!of_other_scopes.empty()) {
-    const auto freed = state_->client.free(of_other_scopes, state_->deadline({}));
-    closing.unreached.insert(closing.unreached.end(), freed.unreached.begin(),
-                             freed.unreached.end());
+    std::ranges::move(adopted, std::back_inserter(state_->adopted[scope]));
+    throw;
   }
   return closing;
 }

@@ -30,7 +30,7 @@ namespace tenure::store {
 struct Closing {
   Account here;
   std::vector<std::pair<Member, ClosedAnswer>> elsewhere;
-  std::vector<Unreached> unreached;  // asked again at later closings, unless they are gone
+  std::vector<Unreached> unreached;  // each says whether it is asked again at later closings
 };
 
 struct StoreStats {

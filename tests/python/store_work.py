@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,25 @@ def write_by_numpy(name: str) -> None:
 def close(kind: str, key: int | str) -> tenure.store.Closed:
     open_scopes.pop((kind, str(key)), None)
     return tenure.store.close(kind, key)
+
+
+def account(kind: str, key: int | str) -> tenure.store.Closed:
+    return scope(kind, key).account
+
+
+def waited_for() -> list[str]:
+    return [name for row in tenure.store.objects() for name in row["waiting"]]
+
+
+def keep_pythons_lock(flag: str) -> None:
+    """Runs Python and nothing else, for no thread but its own, until the second byte is set."""
+    interval = sys.getswitchinterval()
+    with Path(flag).open("r+b") as file, mmap.mmap(file.fileno(), 2) as shared:
+        sys.setswitchinterval(1000)
+        shared[0] = 1
+        while not shared[1]:
+            pass
+    sys.setswitchinterval(interval)
 
 
 def adopt_and_close(kind: str, key: int | str, handles: list[Handle]) -> tenure.store.Closed:

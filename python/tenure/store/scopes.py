@@ -181,8 +181,7 @@ class Scope:
             _closed_here.popitem(last=False)
         if self._closed.unreached:
             warnings.warn(
-                f"the scope {self} is closed, but not at {', '.join(self._closed.unreached)}: "
-                "they are asked again when other scopes close",
+                f"the scope {self} is closed, but not at {', '.join(self._closed.unreached)}",
                 ScopeWarning,
                 stacklevel=3,
             )
