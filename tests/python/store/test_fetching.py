@@ -230,39 +230,6 @@ def test_serving_never_takes_pythons_lock(trainer: Member, tmp_path: Path, wire:
         trainer.result()
 
 
-def test_ctrl_c_ends_a_close_which_can_be_done_again(trainer: Member) -> None:
-    sent = trainer.call("put", "step", 8, {"shape": [1]})
-    scope = tenure.store.scope("step", 8)
-    scope.adopt(sent)
-    with trainer.stopped():
-        begun = time.monotonic()
-        main = threading.main_thread().ident
-        interrupting = threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT])
-        interrupting.start()
-        with pytest.raises(KeyboardInterrupt):
-            scope.close()
-        assert time.monotonic() - begun < 10
-        interrupting.join()
-    assert [there["freed"] for there in scope.close().elsewhere] == [1]
-
-
-@pytest.mark.parametrize("wire", WIRES)
-def test_serving_never_takes_pythons_lock(trainer: Member, tmp_path: Path, wire: Any) -> None:
-    sent = [trainer.call("put", "step", 9, {"shape": [n]}, collectors=1) for n in (10, 10**6)]
-    flag = tmp_path / "flag"
-    flag.write_bytes(bytes(2))
-    with flag.open("r+b") as file, mmap.mmap(file.fileno(), 2) as shared:
-        trainer.start("keep_pythons_lock", str(flag))
-        until(lambda: shared[0] == 1)
-        try:
-            for handle in sent:
-                assert raw(handle.get(wire=wire, timeout=10)) == raw(tensor_of(list(handle.shape)))
-                handle.free()
-        finally:
-            shared[1] = 1
-        trainer.result()
-
-
 def test_a_large_one_is_mapped_and_a_write_stays_ones_own(trainer: Member) -> None:
     tensor = tensor_of([4_000_000], "int32")
     with tenure.store.scope("call") as scope:

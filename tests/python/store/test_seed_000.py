@@ -158,6 +158,7 @@ def test_memory_stays_flat_whatever_fails(job: Job) -> None:
         if fault == 7 and step < 130:  # few: starting another one takes seconds
             job.consumer.call("get_and_hold", heads[0], "held", more=True)
             job.consumer.kill()
+            assert job.workers[HEADS[0]].call("waited_for") == ["any consumer"]
             job.replace_consumer()
             named["killed consumer"] += 1
         elif fault == 9:
@@ -174,6 +175,10 @@ def test_memory_stays_flat_whatever_fails(job: Job) -> None:
             account = finish(step, [*handles, *heads])
             assert account.unreached == []
             assert account.difference == ""
+        if fault == 3:
+            assert freed(job, step) == {0: {"closed": 1}, 4: {"failed": 1}}
+        elif fault == 9:
+            assert freed(job, step) == {rank: {"closed": 1} for rank in HEADS}
         if fault == 13:  # an insert that was on its way when the step was cleared
             late = job.workers[0].call("put", "step", step, RESULT)
             assert not late.stored
@@ -188,6 +193,18 @@ def test_memory_stays_flat_whatever_fails(job: Job) -> None:
         figures = worker.call("stats")
         assert (figures["objects"], figures["still_mapped_bytes"]) == (0, 0)
     assert least(last) - least(first) < 6 * 2**20  # a head's results of six steps would be more
+
+
+def freed(job: Job, step: int) -> dict[int, dict[str, int]]:
+    """What became of the heads' results, in the books of each."""
+    return {
+        rank: {
+            reason: count
+            for reason, count in job.workers[rank].call("account", "step", step).freed.items()
+            if count
+        }
+        for rank in HEADS
+    }
 
 
 def _lose_a_delete(job: Job, step: int, heads: list[Handle]) -> int:
