@@ -163,10 +163,24 @@ std::vector<Got> Client::get(std::span<const Want> wants, Deadline deadline,
     fetching->begin(state_->connections.take(fetching->route(), deadline));
     exchanges.push_back(fetching.get());
   }
-  Round(state_->connections, deadline).run(exchanges);
+  // One that has ended by itself was heard to its end, whatever became of the others: its owner is
+  // not to take back what it lent, of which the mappings tell.
+  const auto give_back = [&] {
+    for (const auto& [key, fetching] : by_owner) {
+      if (fetching->finished()) {
+        state_->connections.give_back(fetching->route(), fetching->end());
+      }
+    }
+  };
+  try {
+    Round(state_->connections, deadline).run(exchanges);
+  } catch (...) {
+    give_back();
+    throw;
+  }
+  give_back();
   std::vector<Fetching::Refused> refused;
   for (const auto& [key, fetching] : by_owner) {
-    state_->connections.give_back(fetching->route(), fetching->end());
     refused.insert(refused.end(), fetching->refused().begin(), fetching->refused().end());
   }
   if (!refused.empty()) {

@@ -43,6 +43,23 @@ TEST(Notices, DescriptorsOfAGetThatFailedAreGivenBack) {
   EXPECT_TRUE(eventually([&] { return owner.objects.still_mapped().empty(); }));
 }
 
+TEST(Notices, AGetThatFailsTakesNothingBackOfWhatWasMappedBefore) {
+  Served owner;
+  const OwnerProcess silent({1000});
+  Client client(client_options());
+  const Handle handle = owner.put(1 << 20);
+  const auto held = get(client, {want(handle)});
+  get(client, {want(silent.handles()[0])});
+  silent.stop();
+  EXPECT_THROW(get(client, {want(handle), want(silent.handles()[0])}, 200), StoreTimeout);
+  silent.go_on();
+  owner.objects.free(handle.id, kController);
+  // Notices arrive in order: when this one is gone, what the failed one had mapped is told.
+  get(client, {want(owner.put(1000, 1, counted(1)))});
+  EXPECT_TRUE(eventually([&] { return owner.objects.stats().objects == 0; }));
+  EXPECT_EQ(owner.objects.still_mapped().size(), 1U);
+}
+
 TEST(Notices, AConsumerKilledInTheMiddleHasNotFetched) {
   Served owner;
   const Handle handle = owner.put(64 << 20, 1, counted(1));
