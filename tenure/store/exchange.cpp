@@ -80,10 +80,15 @@ int Exchange::take_descriptor() {
 void Exchange::move_all() {
   send();
   uint64_t turn = 0;
-  while (!finished() && turn < kAtOnce) {
+  goes_on_ = false;
+  while (!finished()) {
+    if (turn >= kAtOnce) {
+      goes_on_ = true;
+      return;
+    }
     const uint64_t before = payload_left_;
     if (!receive()) {
-      break;
+      return;
     }
     turn += before > payload_left_ ? before - payload_left_ : kStraight;
     parse();
@@ -218,6 +223,7 @@ void Round::run(std::span<Exchange* const> exchanges, std::span<std::exception_p
   }
   for (;;) {
     bool waits = false;
+    bool goes_on = false;
     for (size_t i = 0; i < exchanges.size(); ++i) {
       const Exchange& exchange = *exchanges[i];
       const bool under_way = !failures[i] && !exchange.finished();
@@ -225,17 +231,18 @@ void Round::run(std::span<Exchange* const> exchanges, std::span<std::exception_p
                        ? pollfd{exchange.line_->transport->descriptor(), exchange.awaited(), 0}
                        : pollfd{-1, 0, 0};
       waits = waits || under_way;
+      goes_on = goes_on || (under_way && exchange.goes_on_);
     }
     if (!waits) {
       return;
     }
-    poll_or_act(awaited.data(), awaited.size(), poll_time(deadline_));
+    poll_or_act(awaited.data(), awaited.size(), goes_on ? 0 : poll_time(deadline_));
     const bool late = std::chrono::steady_clock::now() >= deadline_;
     for (size_t i = 0; i < exchanges.size(); ++i) {
       if (awaited[i].fd < 0) {
         continue;
       }
-      if (awaited[i].revents != 0) {
+      if (awaited[i].revents != 0 || exchanges[i]->goes_on_) {
         failures[i] = turn(*exchanges[i]);
       }
       if (late && !failures[i] && !exchanges[i]->finished()) {

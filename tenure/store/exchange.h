@@ -51,7 +51,9 @@ class Exchange {
  private:
   friend class Round;
 
-  void move_all();  // as far as it goes now
+  // As far as it goes now, or until another owner has a turn: then it goes on without a wait, since
+  // what comes next may lie in the transport already.
+  void move_all();
   void send();
   bool receive();
   void parse();
@@ -62,6 +64,7 @@ class Exchange {
   Route route_;
   std::unique_ptr<Line> line_;
   bool heard_ = false;
+  bool goes_on_ = false;
   std::vector<std::byte> outgoing_;
   size_t sent_ = 0;
   std::byte* payload_ = nullptr;
