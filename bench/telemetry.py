@@ -3,10 +3,11 @@
     python bench/telemetry.py [--ranks 2] [--steps 100] [--rounds 7] [--many 128] [--device cpu]
 
 thread    `monitor.step()` on the training thread, at an interval's end and between two, beside what
-          it replaces: `torch.cuda.memory_stats()` where there is a GPU, `tenure.sample()` else.
+          it replaces: `torch.cuda.memory_stats()` where there is a GPU, `tenure.sample()` else; and
+          while sinks write each interval on threads of the same interpreter.
 step      a step of 100 ms with a monitor at every=10 and without any, in turn in the same
           processes, ranks on Gloo with one thread each: the median over rounds of the ratio. Bar:
-          1.005.
+          1.005. With sinks, too: JSON lines, TensorBoard and Prometheus.
 wire      16,384 ranks x 64 stages, simulated: bytes of one reduction beside an all-gather of the
           same rows, the time of both between real ranks that have the rows of all, and the time to
           pack, to merge, to read and to show: as scalars, as a picture of ranks, in `tenure top`.
@@ -27,6 +28,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import tenure
 from tenure import _C
+from tenure.telemetry import sinks
 from tenure.telemetry.figures import Figure, Figures
 from tenure.telemetry.keys import KEYS
 from tenure.telemetry.sinks.heat_map import drawn
@@ -131,6 +134,7 @@ def thread(table: tables.Table, device: str) -> None:
             microseconds=at_end,
             bar=BAR_THREAD_US,
         )
+        beside_sinks(table, folder)
     table.add(["tenure.sample()", f"{median_us(tenure.sample):.1f} µs", "", ""], part="thread")
     if device != "cpu":
         stats = median_us(torch.cuda.memory_stats)
@@ -139,6 +143,46 @@ def thread(table: tables.Table, device: str) -> None:
             part="thread",
             microseconds=stats,
         )
+
+
+def sinks_in(folder: str) -> list[Any]:
+    """Those that a rank that writes has, as far as their clients are installed."""
+    made: list[Any] = [sinks.JsonLines(f"{folder}/memory.jsonl")]
+    for sink, options in ((sinks.TensorBoard, {"folder": folder}), (sinks.Prometheus, {"port": 0})):
+        with suppress(tenure.InputError):
+            made.append(sink(**options))
+    return made
+
+
+def beside_sinks(table: tables.Table, folder: str) -> None:
+    made = sinks_in(folder)
+    without_end, without_between = at_a_pace([], folder)
+    at_end, between = at_a_pace(made, folder)
+    table.add(
+        [
+            f"step(), an interval's end, {len(made)} sinks",
+            f"{at_end:.1f} µs",
+            f"{at_end / without_end:.2f} x without, at the same pace",
+            f"between: {between:.1f} µs, {between / without_between:.2f} x",
+        ],
+        part="thread",
+        microseconds=at_end,
+        ratio=at_end / without_end,
+    )
+
+
+def at_a_pace(made: list[Any], folder: str) -> tuple[float, float]:
+    """Medians at an interval's end and between, in a loop of quick steps that leaves cores idle."""
+    monitor = tenure.Monitor(sinks=made, every=10, folder=folder)
+    took = []
+    for _ in range(1000):
+        begin = time.perf_counter_ns()
+        monitor.step()
+        took.append((time.perf_counter_ns() - begin) / 1000)
+        time.sleep(0.005)
+    monitor.close()
+    between = [one for number, one in enumerate(took) if number % 10 != 9]
+    return statistics.median(took[9::10]), statistics.median(between)
 
 
 # --- step -----------------------------------------------------------------------------------
@@ -159,15 +203,20 @@ def busy(seconds: float) -> Callable[[], None]:
     return lambda: work(max(int(seconds / each), 1))
 
 
-def steps(_rank: int, _ranks: int, _store: Any, count: int, rounds: int) -> Any:
+def steps(rank: int, _ranks: int, _store: Any, count: int, rounds: int) -> Any:
     work = busy(0.1)
     gradient = torch.ones(4096)
     folder = tempfile.mkdtemp()
-    without, ours = [], []
+    without: list[float] = []
+    ours: list[float] = []
+    with_sinks: list[float] = []
     for number in range(rounds):
-        arms = [(False, without), (True, ours)]
-        for watched, times in arms if number % 2 else reversed(arms):
-            monitor = tenure.Monitor(sinks=[], every=10, folder=folder) if watched else None
+        arms = [("plain", without), ("ours", ours), ("sinks", with_sinks)]
+        for arm, times in arms if number % 2 else reversed(arms):
+            made = sinks_in(folder) if arm == "sinks" and rank == 0 else []
+            monitor = (
+                tenure.Monitor(sinks=made, every=10, folder=folder) if arm != "plain" else None
+            )
             dist.barrier()
             begin = time.perf_counter()
             for _ in range(count):
@@ -178,23 +227,24 @@ def steps(_rank: int, _ranks: int, _store: Any, count: int, rounds: int) -> Any:
             times.append((time.perf_counter() - begin) / count)
             if monitor is not None:
                 monitor.close()
-    return without, ours
+    return without, ours, with_sinks
 
 
 def step(table: tables.Table, ranks: int, count: int, rounds: int) -> None:
-    without, ours = in_ranks(steps, ranks, count, rounds)
-    ratio = statistics.median(b / a for a, b in zip(without, ours, strict=True))
-    table.add(
-        [
-            f"a step, {ranks} ranks, every=10",
-            f"{1000 * statistics.median(ours):.2f} ms",
-            f"{ratio:.4f} x plain",
-            f"bar {BAR_STEP}",
-        ],
-        part="step",
-        ratio=ratio,
-        bar=BAR_STEP,
-    )
+    without, *watched = in_ranks(steps, ranks, count, rounds)
+    for times, which in zip(watched, ("", ", sinks"), strict=True):
+        ratio = statistics.median(b / a for a, b in zip(without, times, strict=True))
+        table.add(
+            [
+                f"a step, {ranks} ranks, every=10{which}",
+                f"{1000 * statistics.median(times):.2f} ms",
+                f"{ratio:.4f} x plain",
+                f"bar {BAR_STEP}",
+            ],
+            part="step",
+            ratio=ratio,
+            bar=BAR_STEP,
+        )
 
 
 # --- wire -----------------------------------------------------------------------------------
