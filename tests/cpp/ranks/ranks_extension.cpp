@@ -3,6 +3,7 @@
 // case runs without the GIL, as Tenure's own threads do.
 
 #include "held_model.h"
+#include "pipelined_model.h"
 #include "sharded_model.h"
 #include <tenure/core/hold.h>
 #include <tenure/core/scope.h>
@@ -91,6 +92,7 @@ PYBIND11_MODULE(tenure_rank_cases, m) {
   m.def("held_misuse", &held_misuse, NoGil());
   m.def("held_alone", &held_alone, NoGil());
   m.def("joined_pieces", &joined_pieces, NoGil());
+  m.def("train_pipelined", &train_pipelined, NoGil());
   py::class_<Ring>(m, "Ring")
       .def_readonly("total", &Ring::total)
       .def_readonly("received", &Ring::received)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from functools import cache
 
 import pytest
@@ -193,3 +195,31 @@ def test_a_gradient_leaves_before_the_weights_products_unless_somebody_looks_on(
     sends = [place for place, name in enumerate(last) if name == "c10d::send"]
     assert len(sends) == 4
     assert (last[sends[-1] :].count("aten::mm") > 0) is not hooked
+
+
+def others_turns(rank: int, ranks: int) -> int:
+    """How often another thread of this rank runs while the rank waits half a second for rank 0."""
+    stages, _ = own(rank, ranks, "1f1b", 4)
+    pipe = tenure.Pipeline(stages, "1f1b", 4, loss=mean, timeout=30)
+    x, y = batch()
+    pipe.step(x, target=y)
+    if rank == 0:
+        stages[0].register_forward_pre_hook(lambda *_: time.sleep(0.5))
+    turns, done = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not done.wait(0.001):
+            turns += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    pipe.step(x, target=y)
+    done.set()
+    thread.join()
+    return turns
+
+
+def test_a_rank_that_waits_leaves_python_to_others() -> None:
+    _, turns = run_ranks(others_turns, 2)
+    assert turns > 100
