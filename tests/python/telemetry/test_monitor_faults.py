@@ -56,9 +56,7 @@ def test_a_program_that_runs_out_of_memory_and_goes_on_goes_on(tmp_path: Path) -
     program = """
         import os, resource, time
         import tenure
-        monitor = tenure.Monitor(
-            sinks=[], every=1, stage=63, folder=os.environ["FOLDER"], flight_recorder=False
-        )
+        monitor = tenure.Monitor(sinks=[], every=1, stage=63, folder=os.environ["FOLDER"])
         for _ in range(3):
             monitor.step()
         time.sleep(0.5)
@@ -89,6 +87,7 @@ def test_a_program_that_runs_out_of_memory_and_goes_on_goes_on(tmp_path: Path) -
     for _ in range(3):  # which allocation fails is not the same each time
         ended = run_program(program, FOLDER=str(tmp_path))
         assert (ended.returncode, ended.stdout) == (0, "went on\n"), ended.stderr[-2000:]
+        assert not [*tmp_path.glob("*.flight.json")], "nothing has failed"
 
 
 def wrong_on_one(rank: int, _world_size: int) -> tuple[str, int]:
@@ -270,3 +269,17 @@ def test_the_first_interval_has_its_peak(tmp_path: Path, fake: ModuleType) -> No
     del kept
     peaks = [one.world["device_allocated_peak_bytes"].value // MIB for one in seen]
     assert peaks == [410, 110]
+
+
+@pytest.mark.usefixtures("fake")
+def test_that_peaks_are_not_known_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = torch.empty(10 * MIB, dtype=torch.uint8, device="fake")
+    with tenure.Monitor(sinks=[], every=1, folder=tmp_path) as monitor:
+        for _ in range(3):
+            monitor.step()
+    del kept
+    assert [one.partition(":")[0] for one in caplog.messages] == [
+        "device peaks within an interval are known only where they are new highest ones"
+    ]
