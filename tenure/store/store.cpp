@@ -96,7 +96,7 @@ struct Store::State {
   struct Owed {
     ScopeName scope;
     std::shared_ptr<const Origin> origin;
-    std::vector<Handle> handles{};  // empty: the scope
+    std::vector<Handle> handles;  // empty: the scope
     int attempts = 1;
   };
 
@@ -400,7 +400,7 @@ void Store::State::close_elsewhere(const ScopeName& scope, std::span<const Handl
   for (auto& one : answer.unreached) {
     const auto origin =
         std::ranges::find_if(origins, [&](const auto& asked) { return asked->owner == one.owner; });
-    owe({.scope = scope, .origin = *origin}, std::move(one), closing);
+    owe({.scope = scope, .origin = *origin, .handles = {}}, std::move(one), closing);
   }
   for (auto& one : client.free(of_other_scopes, deadline({})).unreached) {
     std::vector<Handle> its;
