@@ -106,7 +106,8 @@ Channel::Channel(Groups groups, uint32_t microbatches, std::chrono::milliseconds
       microbatches_(microbatches),
       timeout_(timeout),
       rank_(static_cast<uint32_t>(groups_.side->getRank())),
-      ranks_(static_cast<uint32_t>(groups_.side->getSize())) {}
+      ranks_(static_cast<uint32_t>(groups_.side->getSize())),
+      outcome_(groups_.side, timeout) {}
 
 Channel::~Channel() = default;
 
@@ -360,6 +361,17 @@ void Channel::finish() {
   buffers_.trim();
 }
 
+std::optional<Failure> Channel::end() {
+  try {
+    return outcome_.well(step_);
+  } catch (const std::exception& error) {
+    broken_ = "a rank ended or did not answer";
+    throw CollectiveError(text(broken_, ": rank ", rank_,
+                               " was waiting to hear how the others ended the step before (",
+                               front_of(error.what(), 200), ")"));
+  }
+}
+
 int64_t Channel::sending_bytes() const {
   int64_t out = 0;
   for (const auto& one : outgoing_) {
@@ -411,6 +423,13 @@ void Channel::abandon(const Failure& failure, const std::vector<Message>& unmade
   outgoing_.clear();
   incoming_.clear();
   buffers_.trim();
+  if (broken_.empty()) {
+    try {
+      outcome_.badly(step_, failure.rank == rank_ ? std::optional(failure) : std::nullopt);
+    } catch (const std::exception& error) {
+      broken_ = text("a rank ended or did not answer (", front_of(error.what(), 200), ")");
+    }
+  }
 }
 
 }  // namespace tenure::pipeline

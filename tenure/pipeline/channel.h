@@ -17,6 +17,7 @@
 #include <tenure/pipeline/buffers.h>
 #include <tenure/pipeline/header.h>
 #include <tenure/pipeline/messages.h>
+#include <tenure/pipeline/outcome.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
@@ -26,6 +27,7 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -94,6 +96,9 @@ class Channel {
   void finish_readers(const at::Tensor& tensor);
   // The same for all there are. Gives back free buffers.
   void finish();
+  // This rank has ended the step. Returns who failed in the one before without this rank's knowing:
+  // see Note [A failure after the last message].
+  std::optional<Failure> end();
   // This rank goes no further: settles the messages that were still to be made and needed.
   void abandon(const Failure& failure, const std::vector<Message>& unmade,
                const std::vector<Message>& unneeded);
@@ -147,6 +152,7 @@ class Channel {
   std::map<Key, std::vector<Spec>> received_before_;
   std::map<Key, std::unique_ptr<Incoming>> incoming_;
   std::vector<std::unique_ptr<Outgoing>> outgoing_;  // oldest first
+  Outcome outcome_;
   ChannelStats stats_;
   std::string broken_;
 };

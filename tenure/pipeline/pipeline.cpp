@@ -179,6 +179,11 @@ class Pipeline::Step {
       give_up(failure_here("an error of no known kind"));
       throw;
     }
+    if (const auto late = state_.channel.end()) {
+      throw CollectiveError(text("in the step before this one ", late->words(),
+                                 ". This rank had ended that step, so its weights may be a step "
+                                 "ahead: go on from a checkpoint, or from weights of one step"));
+    }
     return std::move(result_);
   }
 

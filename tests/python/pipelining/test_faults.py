@@ -85,7 +85,8 @@ def forget(stages: list[Stage]) -> None:
             hook.remove()
 
 
-def failures(rank: int, ranks: int, schedule: str) -> list[tuple[str, str, int]]:
+def failures(rank: int, ranks: int, schedule: str) -> list[tuple[str, str, str, int]]:
+    """Of each case what is said in the step, and in the next, in which nothing fails."""
     meter = _C.HostMeter()
     stages, pipe = setting(schedule, rank, ranks)
     run(stages, pipe)
@@ -107,12 +108,19 @@ def failures(rank: int, ranks: int, schedule: str) -> list[tuple[str, str, int]]
                 else:
                     text = "nothing"
                 forget(stages)
-                said.append((f"{kind}{culprit}.{microbatch}", text, meter.read()[0] - start))
+                try:
+                    run(stages, pipe)
+                    later = "nothing"
+                except tenure.CollectiveError as error:
+                    later = str(error)
+                forget(stages)
+                case = f"{kind}{culprit}.{microbatch}"
+                said.append((case, text, later, meter.read()[0] - start))
                 dist.barrier()
     run(stages, pipe)
     for ours, wanted in zip(gradients(stages), right, strict=True):
         assert torch.equal(ours, wanted)
-    assert pipe.stats().failed_steps == sum(text != "nothing" for _, text, _ in said)
+    assert pipe.stats().failed_steps == sum(text != "nothing" for _, text, _, _ in said)
     return said
 
 
@@ -121,13 +129,16 @@ def test_a_failure_at_any_action_is_named_everywhere_and_leaves_nothing(schedule
     found = run_ranks(failures, 2, schedule, timeout=90)
     words = {"F": "no forward today", "B": "no backward today", "W": "no weights today"}
     for rank, said in enumerate(found):
-        for case, text, left in said:
+        for case, text, later, left in said:
             kind, culprit, microbatch = case[0], int(case[1]), int(case[3])
             assert left == 0, (rank, case)
             if text == "nothing":  # it was done with its messages before the other one failed
                 assert rank != culprit
                 assert microbatch == 7
+                assert f"in the step before this one rank {culprit} failed in the " in later
+                assert words[kind] in later
                 continue
+            assert later == "nothing", (rank, case)
             assert words[kind] in text, (rank, case, text)
             if rank == culprit:
                 assert text.startswith("ValueError")
@@ -206,29 +217,30 @@ def test_a_batch_that_cannot_be_split_ends_the_step_everywhere() -> None:
     assert second.startswith("rank 0 failed at the begin of the step: InputError: the batch has 3")
 
 
-def without_a_loss(rank: int, _ranks: int) -> tuple[str, torch.Tensor | None, list]:
+def without_a_loss(rank: int, _ranks: int) -> tuple[list[str], torch.Tensor | None, list]:
     torch.manual_seed(rank)
-    stage = Stage()
+    stage, said = Stage(), []
     pipe = tenure.Pipeline(stage, "1f1b", 8, timeout=30)
-    try:
-        pipe.eval(torch.ones(32, 64), target=torch.ones(32, 64))
-        said = "nothing"
-    except tenure.InputError as error:
-        said = str(error)
-    after = pipe.eval(torch.full((32, 64), 2.0))
-    return said, after, list(stage.parameters())
+    for number, settings in enumerate(({"target": torch.ones(32, 64)}, {}, {})):
+        try:
+            made = pipe.eval(torch.full((32, 64), float(number)), **settings)
+            said.append("nothing")
+        except (tenure.InputError, tenure.CollectiveError) as error:
+            said.append(str(error))
+    return said, made, list(stage.parameters())
 
 
-def test_the_step_after_an_evaluation_without_a_loss_is_right() -> None:
-    """The first rank waits for nobody in an evaluation, and so hears of nothing."""
-    (first, _, weights), (second, after, more_weights) = run_ranks(without_a_loss, 2)
-    assert first == "nothing"
-    assert second.startswith("there is no loss to be found")
+def test_the_steps_after_an_evaluation_without_a_loss_are_right() -> None:
+    """The first rank waits for nobody in an evaluation, and so hears of it in the next one."""
+    (first, _, weights), (second, made, more_weights) = run_ranks(without_a_loss, 2)
+    assert first[0] == first[2] == second[1] == second[2] == "nothing"
+    assert second[0].startswith("there is no loss to be found")
+    assert "step before this one rank 1 failed at the begin of the step: InputError" in first[1]
     stages = Stage(), Stage()
     for stage, parameters in zip(stages, (weights, more_weights), strict=True):
         for mine, theirs in zip(stage.parameters(), parameters, strict=True):
             mine.data = theirs
-    torch.testing.assert_close(after, stages[1](stages[0](torch.full((32, 64), 2.0))).detach())
+    torch.testing.assert_close(made, stages[1](stages[0](torch.full((32, 64), 2.0))).detach())
 
 
 def detached(_rank: int, _ranks: int) -> tuple[str, bool]:
