@@ -5,11 +5,13 @@
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <string_view>
 #include <typeinfo>
 #include <unordered_map>
@@ -139,11 +141,32 @@ bool is_plain(const Paths& paths) {
   });
 }
 
-// A node whose weights wait: its incoming gradients, and where its weights' gradients go.
+// A node whose weights wait: its incoming gradients, and by edge whether it leads to such a weight.
 struct Waiting {
   edge_list incoming;
   std::vector<Alias> gradients;
-  edge_list weights;
+  std::vector<bool> leads_on;
+
+  // What the first half has found is not found again, and nothing runs on from here but to weights.
+  void cut() const {
+    auto& edges = incoming.front().function->next_edges();
+    for (size_t i = 0; i < edges.size(); ++i) {
+      edges[i] = leads_on[i] ? edges[i] : Edge();
+    }
+  }
+};
+
+// What a node has saved goes when it has run, though the graph is kept for others.
+class ReleaseSaved : public torch::autograd::FunctionPostHook {
+ public:
+  explicit ReleaseSaved(Node& node) : node_(node) {}
+  variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
+    node_.release_variables();
+    return outputs;
+  }
+
+ private:
+  Node& node_;  // has this
 };
 
 // The nodes to which the path is left, with how many nodes of the path lead to each.
@@ -296,17 +319,14 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
     Waiting one;
     const auto waits = is_product(*node) && !is_hooked(*node);
     for (const auto& edge : node->next_edges()) {
-      if (!edge.is_valid() || paths.on_path(edge.function.get())) {
-        continue;
-      }
-      if (waits && exits.at(edge.function.get()) == 1) {
-        one.weights.push_back(edge);
-      } else if (settled.insert(edge).second) {
+      const auto leaves = edge.is_valid() && !paths.on_path(edge.function.get());
+      one.leads_on.push_back(leaves && waits && exits.at(edge.function.get()) == 1);
+      if (leaves && !one.leads_on.back() && settled.insert(edge).second) {
         state_->settled.push_back(edge);
         asked.push_back(edge);
       }
     }
-    if (one.weights.empty()) {
+    if (std::ranges::none_of(one.leads_on, std::identity())) {
       continue;
     }
     for (uint32_t i = 0; i < node->num_inputs(); ++i) {
@@ -314,6 +334,16 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
       asked.push_back(one.incoming.back());
     }
     state_->waiting.push_back(std::move(one));
+  }
+  // What the path saved is not read again, but by nodes whose weights wait.
+  std::unordered_set<const Node*> needed;
+  for (const auto& one : state_->waiting) {
+    needed.insert(one.incoming.front().function.get());
+  }
+  for (auto* node : paths.path()) {
+    if (!needed.contains(node)) {
+      node->add_post_hook(std::make_unique<ReleaseSaved>(*node));
+    }
   }
   auto found = execute(roots.edges, roots.gradients, After::keep_graph, Leaves::capture, asked);
 
@@ -341,15 +371,8 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
       state_->settled_gradients.emplace_back(roots.gradients[i], owner, scope);
     }
   }
-  // What the path saved is not read again, but by nodes whose weights wait.
-  std::unordered_set<const Node*> needed;
-  for (const auto& one : state_->waiting) {
-    needed.insert(one.incoming.front().function.get());
-  }
-  for (auto* node : paths.path()) {
-    if (!needed.contains(node)) {
-      node->release_variables();
-    }
+  for (const auto& one : state_->waiting) {  // last: other nodes of the path may go with it
+    one.cut();
   }
   std::vector<at::Tensor> out;
   size_t taken = 0;
@@ -363,38 +386,22 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
 
 void Backward::run_weights() {
   const auto state = std::move(state_);
-  Roots weights;
-  const auto add = [&](const Edge& edge, at::Tensor gradient) {
-    if (gradient.defined()) {
-      weights.edges.push_back(edge);
-      weights.gradients.push_back(std::move(gradient));
+  Roots roots;
+  const auto add = [&](edge_list& edges, std::vector<Alias>& gradients) {
+    for (size_t i = 0; i < edges.size(); ++i) {
+      if (gradients[i].defined()) {
+        roots.edges.push_back(std::move(edges[i]));
+        roots.gradients.push_back(gradients[i].tensor());
+      }
     }
+    gradients.clear();
   };
   for (auto& one : state->waiting) {
-    Roots roots;
-    for (size_t i = 0; i < one.incoming.size(); ++i) {
-      if (one.gradients[i].defined()) {
-        roots.edges.push_back(one.incoming[i]);
-        roots.gradients.push_back(one.gradients[i].tensor());
-      }
-    }
-    if (!roots.edges.empty()) {
-      auto found =
-          execute(roots.edges, roots.gradients, After::free_graph, Leaves::capture, one.weights);
-      for (size_t i = 0; i < one.weights.size(); ++i) {
-        add(one.weights[i], std::move(found[i]));
-      }
-    }
-    one = {};
+    add(one.incoming, one.gradients);
   }
-  for (size_t i = 0; i < state->settled.size(); ++i) {
-    if (state->settled_gradients[i].defined()) {
-      add(state->settled[i], state->settled_gradients[i].tensor());
-    }
-  }
-  state->settled_gradients.clear();
-  if (!weights.edges.empty()) {
-    execute(weights.edges, weights.gradients, After::free_graph, Leaves::accumulate);
+  add(state->settled, state->settled_gradients);
+  if (!roots.edges.empty()) {
+    execute(roots.edges, roots.gradients, After::free_graph, Leaves::accumulate);
   }
 }
 

@@ -5,19 +5,22 @@
 // Note [Two halves of a backward]
 // The nodes from which a gradient of an input can be reached lie on the inputs' path; all others
 // lead to weights alone. Where the path leaves for a weight at a matrix product or a convolution,
-// the first half keeps that node's incoming gradient, and the second half runs the node again, for
-// its weights only; torch's nodes compute what is asked for and nothing else, so nothing is
-// computed twice. Other weights (norms, biases added by hand) are cheap: their gradients are found
-// in the first half and wait for the second. So are those of nodes that are hooked, that are not
-// torch's own, or that share a weight with another one on the path, for which running twice could
-// mean counting twice.
+// the first half keeps that node's incoming gradient and cuts all its edges but those to weights;
+// the second half runs on from all such nodes at once. torch's nodes compute what edges ask for and
+// nothing else, so nothing is computed twice. Other weights (norms, biases added by hand) are
+// cheap: their gradients are found in the first half and wait for the second. So are those of nodes
+// that are hooked, that are not torch's own, or that share a weight with another one on the path,
+// for which running twice could mean counting twice.
 //
 // Note [A gradient leaves early]
-// Where a schedule has whole backwards, the rank below still waits for the gradient of the inputs
-// only. So they are run in two halves, too, one right after the other, with the gradient sent in
-// between: the rank below begins while the weights' products are found. To hooks, to functions of a
-// user's own and to what saves tensors in its own way two halves are two backwards (FSDP2 would
-// reduce twice, a checkpoint be computed twice), so this is done where there are none of them.
+// A rank that has one microbatch at a time, as the last of 1F1B, has nothing to do until the rank
+// below has had its gradient and sent the next one: each message is waited for on both sides. There
+// a whole backward is run in two halves, too, one right after the other, with the gradient sent in
+// between: the rank below goes on while the weights' products are found. Elsewhere the message is
+// not what anybody waits for, and two halves take a few per cent more than a whole. To hooks, to
+// functions of a user's own and to what saves tensors in its own way two halves are two backwards
+// (FSDP2 would reduce twice, a checkpoint be computed twice), so this is done where there are none
+// of them.
 #pragma once
 
 #include <tenure/core/alias.h>

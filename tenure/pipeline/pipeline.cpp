@@ -527,7 +527,7 @@ class Pipeline::Step {
   // not been measured.
   bool leaves_early(const Action& action) const {
     return action.kind == Kind::backward && plan_.messages.steps[position_].send &&
-           state_.channel.device().is_cpu();
+           plan_.in_flight.all() == 1 && state_.channel.device().is_cpu();
   }
 
   void run_weights(const Action& action) {
