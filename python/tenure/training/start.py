@@ -44,9 +44,10 @@ def train(flags: Flags) -> None:
                 at_end.enter_context(folder.claim(plan, overwrite=flags.overwrite))
                 _remark(changed, folder)
         except InputError:
-            if speaks:
+            # A file may be missing on one machine only, so the first rank of each says it.
+            if world is None or world.local_rank == 0:
                 raise
-            raise typer.Exit(2) from None  # rank 0 says it
+            raise typer.Exit(2) from None
         code = _run(plan, world)
     if code:
         raise typer.Exit(code)

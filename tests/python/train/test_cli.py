@@ -45,6 +45,20 @@ def text_file(path: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_the_first_rank_of_each_machine_says_what_is_missing_there(
+    tmp_path: Path, local_rank: int
+) -> None:
+    ranks = {"RANK": 4 + local_rank, "WORLD_SIZE": 8, "LOCAL_RANK": local_rank}
+    done = CliRunner().invoke(
+        app,
+        ["train", "--out", str(tmp_path), "--dp", "8", "--data", "no-such-file.txt"],
+        env={name: str(value) for name, value in ranks.items()} | {"LOCAL_WORLD_SIZE": "4"},
+    )
+    assert done.exit_code == 2
+    assert ("no-such-file.txt" in done.stderr) is (local_rank == 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
