@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -35,11 +36,11 @@ def until(ready: Callable[[], Any], otherwise: Callable[[], str] = str) -> Any:
 
 
 class Job:
-    """Four ranks, each a process that appends rows to its ring."""
+    """Four ranks, each a process that appends rows to its ring, or that a monitor watches."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "live_ranks.py") -> None:
         self.folder = folder
-        program = Path(__file__).with_name("live_ranks.py")
+        program = Path(__file__).with_name(name)
         self._ranks = subprocess.Popen(
             [sys.executable, program, folder],
             stdin=subprocess.PIPE,
@@ -109,6 +110,52 @@ def test_it_follows_in_a_terminal(job: Job) -> None:
         assert "\n4 ranks: 3 running, 1 ended; " in shows(r"^status 0")  # the last table stays
     finally:
         subprocess.run([*tmux, "kill-server"], check=False)
+
+
+def test_it_follows_a_job_under_monitors(tmp_path: Path) -> None:
+    """In a terminal and over HTTP, whoever of them comes and goes."""
+    pytest.importorskip("uvicorn", reason="the page needs the extra `web`")
+    job = Job(tmp_path, "monitored_ranks.py")
+    arguments = [TENURE, "top", str(tmp_path / "run.tenure")]
+
+    def table() -> str:
+        return subprocess.run([*arguments, "--once"], capture_output=True, text=True).stdout
+
+    def shows(pattern: str) -> None:
+        until(lambda: re.search(pattern, table(), re.MULTILINE), table)
+
+    job.tell("start 0")
+    with page_of(tmp_path / "run.tenure") as address:
+
+        def ranks() -> dict[int, dict[str, Any]]:
+            """Rows of the page: cells by the titles of their columns, and the curve of memory."""
+            with urllib.request.urlopen(f"{address}/ranks.json") as answer:
+                page = json.load(answer)
+            titles = [column["title"] for column in page["columns"]]
+            return {
+                row["rank"]: dict(zip(titles, row["cells"], strict=True)) | {"curve": row["curve"]}
+                for row in page["ranks"]
+            }
+
+        def memory() -> list[int]:
+            return [row["curve"][-1][1] for _, row in sorted(ranks().items())]
+
+        shows("^4 ranks: 4 running; step ")
+        until(lambda: len(memory()) == 4)
+        assert memory().index(max(memory())) == 2
+        first = {rank: row["curve"][-1][0] for rank, row in ranks().items()}
+        until(lambda: all(row["curve"][-1][0] > first[rank] for rank, row in ranks().items()))
+        job.tell("kill 2")
+        shows("^4 ranks: 3 running, 1 died; step ")
+        until(lambda: ranks()[2]["state"] == "died")
+        job.tell("end")
+        shows("^4 ranks: 1 died, 3 ended; step ")
+        job.tell("start 1")
+        shows("^4 ranks: 4 running; step ")
+        until(lambda: all(row["state"] == "running" for row in ranks().values()))
+        job.tell("end")
+        shows("^4 ranks: 4 ended; step ")
+    job.end()
 
 
 @contextmanager
