@@ -11,11 +11,22 @@
 
 namespace tenure::pipeline {
 
+namespace {
+
+// Over words that an operation may read and write after its wait has run out of time.
+template <class Words>
+std::vector<at::Tensor> over(const std::shared_ptr<Words>& words) {
+  constexpr auto count = static_cast<int64_t>(sizeof(Words) / sizeof(int64_t));
+  return {at::from_blob(words.get(), {count}, [words](void*) {}, at::kLong)};
+}
+
+}  // namespace
+
 struct Outcome::Said {
   uint64_t step = 0;
   Here here = Here::well;
   std::optional<Failure> own;
-  // The highest of all ranks' words: who failed, counted from one. The work may outlive this.
+  // The highest of all ranks' words: who failed, counted from one.
   std::shared_ptr<int64_t> word;
   c10::intrusive_ptr<c10d::Work> work;
 };
@@ -46,13 +57,13 @@ std::optional<Failure> Outcome::heard() {
   if (who < 0) {
     return std::nullopt;
   }
-  auto words = said->own ? Header::of(said->step, *said->own) : Header::Words{};
-  std::vector<at::Tensor> one = {
-      at::from_blob(words.data(), {static_cast<int64_t>(words.size())}, at::kLong)};
+  const auto words = std::make_shared<Header::Words>(said->own ? Header::of(said->step, *said->own)
+                                                               : Header::Words{});
+  auto one = over(words);
   c10d::BroadcastOptions from;
   from.rootRank = who;
   side_->broadcast(one, from)->wait(timeout_);
-  return said->here == Here::well ? std::optional(Header(words).failure()) : std::nullopt;
+  return said->here == Here::well ? std::optional(Header(*words).failure()) : std::nullopt;
 }
 
 void Outcome::say(uint64_t step, Here here, std::optional<Failure> own) {
@@ -64,8 +75,7 @@ void Outcome::say(uint64_t step, Here here, std::optional<Failure> own) {
   said->step = step;
   said->here = here;
   said->own = std::move(own);
-  std::vector<at::Tensor> one = {
-      at::from_blob(said->word.get(), {1}, [word = said->word](void*) {}, at::kLong)};
+  auto one = over(said->word);
   c10d::AllreduceOptions highest;
   highest.reduceOp = c10d::ReduceOp::MAX;
   said->work = side_->allreduce(one, highest);
