@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -182,18 +183,24 @@ def test_a_target_whose_elements_share_memory(trainer: Member) -> None:
     assert raw(slices) == raw(tensor_of([4, 2]))
 
 
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """By a Ctrl-C soon, which ends what is done here."""
+    begun = time.monotonic()
+    main = threading.main_thread().ident
+    interrupting = threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT])
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    assert time.monotonic() - begun < 10
+    interrupting.join()
+
+
 def test_ctrl_c_ends_a_wait(trainer: Member) -> None:
     sent = trainer.call("put", "step", 5, {"shape": [1]})
     sent.get(more=True)
-    with trainer.stopped():
-        begun = time.monotonic()
-        main = threading.main_thread().ident
-        interrupting = threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT])
-        interrupting.start()
-        with pytest.raises(KeyboardInterrupt):
-            sent.get(timeout=30)
-        assert time.monotonic() - begun < 10
-        interrupting.join()
+    with trainer.stopped(), interrupted():
+        sent.get(timeout=30)
     assert raw(sent.get()) == raw(tensor_of([1]))
 
 
@@ -201,15 +208,8 @@ def test_ctrl_c_ends_a_close_which_can_be_done_again(trainer: Member) -> None:
     sent = trainer.call("put", "step", 8, {"shape": [1]})
     scope = tenure.store.scope("step", 8)
     scope.adopt(sent)
-    with trainer.stopped():
-        begun = time.monotonic()
-        main = threading.main_thread().ident
-        interrupting = threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT])
-        interrupting.start()
-        with pytest.raises(KeyboardInterrupt):
-            scope.close()
-        assert time.monotonic() - begun < 10
-        interrupting.join()
+    with trainer.stopped(), interrupted():
+        scope.close()
     assert [there["freed"] for there in scope.close().elsewhere] == [1]
 
 
