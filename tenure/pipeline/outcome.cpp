@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -16,8 +17,8 @@ namespace {
 // Over words that an operation may read and write after its wait has run out of time.
 template <class Words>
 std::vector<at::Tensor> over(const std::shared_ptr<Words>& words) {
-  constexpr auto count = static_cast<int64_t>(sizeof(Words) / sizeof(int64_t));
-  return {at::from_blob(words.get(), {count}, [words](void*) {}, at::kLong)};
+  const auto count = static_cast<int64_t>(words->size());
+  return {at::from_blob(words->data(), {count}, [words](void*) {}, at::kLong)};
 }
 
 }  // namespace
@@ -27,7 +28,7 @@ struct Outcome::Said {
   Here here = Here::well;
   std::optional<Failure> own;
   // The highest of all ranks' words: who failed, counted from one.
-  std::shared_ptr<int64_t> word;
+  std::shared_ptr<std::array<int64_t, 1>> word;
   c10::intrusive_ptr<c10d::Work> work;
 };
 
@@ -53,7 +54,7 @@ std::optional<Failure> Outcome::heard() {
     return std::nullopt;
   }
   said->work->wait(timeout_);
-  const auto who = *said->word - 1;
+  const auto who = said->word->front() - 1;
   if (who < 0) {
     return std::nullopt;
   }
@@ -71,7 +72,8 @@ void Outcome::say(uint64_t step, Here here, std::optional<Failure> own) {
     return;
   }
   auto said = std::make_unique<Said>();
-  said->word = std::make_shared<int64_t>(own ? side_->getRank() + 1 : 0);
+  said->word = std::make_shared<std::array<int64_t, 1>>();
+  said->word->front() = own ? side_->getRank() + 1 : 0;
   said->step = step;
   said->here = here;
   said->own = std::move(own);
