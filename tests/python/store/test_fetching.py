@@ -6,7 +6,6 @@ import asyncio
 import json
 import mmap
 import pickle
-import secrets
 import signal
 import threading
 import time
@@ -19,7 +18,7 @@ import pytest
 import torch
 
 import tenure
-from members import Member, RemoteError, until
+from members import Member, until
 from store_work import raw, tensor_of
 from tenure.store import Handle
 
@@ -30,24 +29,6 @@ DTYPES = [
 ]  # fmt: skip
 SHAPES: list[list[int]] = [[], [0], [3, 0, 2], [1], [5, 3], [300, 257]]
 WIRES = [None, "tcp"]
-
-
-@pytest.fixture(scope="module")
-def trainer(monkeymodule: pytest.MonkeyPatch) -> Iterator[Member]:
-    """This process is rollout 0; the fixture is trainer 0 of the same job."""
-    monkeymodule.setenv("TENURE_STORE_SECRET", secrets.token_hex(16))
-    job = f"fetching-{secrets.token_hex(4)}"
-    tenure.store.leave()
-    tenure.store.join(job, "rollout", 0)
-    with Member(job, "trainer", 0) as member:
-        yield member
-    tenure.store.leave()
-
-
-@pytest.fixture(scope="module")
-def monkeymodule() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -230,101 +211,6 @@ def test_serving_never_takes_pythons_lock(trainer: Member, tmp_path: Path, wire:
         trainer.result()
 
 
-def test_a_large_one_is_mapped_and_a_write_stays_ones_own(trainer: Member) -> None:
-    tensor = tensor_of([4_000_000], "int32")
-    with tenure.store.scope("call") as scope:
-        trainer.call("hold_and_sum", scope.put(tensor + 1), "other")  # brings in torch's code, too
-        trainer.call("let_go", "other")
-        handle = scope.put(tensor)
-        here = handle.get()
-        assert torch.equal(here, tensor)
-        before = trainer.call("pss")
-        assert trainer.call("hold_and_sum", handle, "mine") == tensor.sum().item()
-        assert trainer.call("pss") - before < 0.7 * handle.bytes  # shared with this process
-        del here
-        assert trainer.call("add_in_place", "mine") == raw(tensor + 1)
-        assert raw(handle.get()) == raw(tensor)
-        trainer.call("let_go", "mine")
-
-
-def test_a_small_one_is_the_consumers_own(trainer: Member) -> None:
-    tensor = tensor_of([4], "int32")
-    with tenure.store.scope("call") as scope:
-        handle = scope.put(tensor)
-        trainer.call("get_and_hold", handle, "small")
-        assert trainer.call("add_in_place", "small") == raw(tensor + 1)
-        assert raw(handle.get()) == raw(tensor)
-
-
-@pytest.mark.parametrize("elements", [10, 100_000])
-def test_read_only_means_that_writes_raise(trainer: Member, elements: int) -> None:
-    sent = trainer.call("put", "step", 3, {"shape": [elements]})
-    tensor = sent.get(readonly=True)
-    with pytest.raises(RuntimeError):
-        tensor.add_(1)
-    assert raw(tensor.clone()) == raw(tensor_of([elements]))
-
-
-def test_a_mapped_tensor_outlives_its_scope_and_is_reported(trainer: Member) -> None:
-    tensor = tensor_of([500_000])
-    with tenure.store.scope("step", 17) as scope:
-        handle = scope.put(tensor)
-        trainer.call("get_and_hold", handle, "late")
-    [mapped] = scope.account.still_mapped
-    assert mapped.startswith("trainer 0 since ")
-    assert tenure.store.stats()["still_mapped_bytes"] == handle.bytes
-    with pytest.raises(RemoteError) as raised:
-        trainer.call("get", handle)
-    assert raised.value.kind == "StaleHandle"
-    assert "step 17" in raised.value.text
-    assert "rollout 0" in raised.value.text
-    trainer.call("let_go", "late")
-    until(lambda: tenure.store.stats()["still_mapped_bytes"] == 0)
-
-
-@pytest.mark.parametrize("wire", WIRES)
-def test_what_is_put_again_unchanged_keeps_its_handle(trainer: Member, wire: Any) -> None:
-    for elements in (10, 500_000):
-        sent = trainer.call("put", "step", 20, {"shape": [elements]})
-        scope = tenure.store.scope("step", 20)
-        tensor = sent.get(wire=wire)
-        assert scope.put(tensor) == sent
-        assert scope.put(tensor.view(2, -1)) != sent
-        assert scope.put(tensor.view(torch.int32)) != sent
-        tensor.numpy()[0] = 7  # torch does not see it
-        again = scope.put(tensor)
-        assert again != sent
-        assert raw(again.get()) == raw(tensor)
-        other = tenure.store.scope("step", 21)
-        assert other.put(sent.get(wire=wire)) != sent  # which would go with step 20
-
-
-def test_one_that_was_given_other_memory_is_not_what_came(trainer: Member) -> None:
-    sent = trainer.call("put", "step", 22, {"shape": [500_000]})
-    scope = tenure.store.scope("step", 22)
-    tensor = sent.get()
-    tensor.share_memory_()  # its storage has other memory from here on, and the same version
-    tensor.numpy()[:] = 7
-    again = scope.put(tensor)
-    assert again != sent
-    assert raw(again.get()) == raw(tensor)
-
-
-def test_a_tensor_that_is_put_twice_is_stored_once(trainer: Member) -> None:
-    tensor = tensor_of([1_000_000])
-    with tenure.store.scope("call") as scope:
-        before = tenure.store.stats()["bytes"]
-        first, second = scope.put(tensor), scope.put(tensor)
-        assert first != second
-        assert tenure.store.stats()["bytes"] - before < 1.1 * first.bytes
-        tensor.numpy()[0] = 5
-        third = scope.put(tensor)
-        assert trainer.call("get", third) == raw(tensor)
-        assert trainer.call("get", first) != raw(tensor)
-        first.free()
-        assert trainer.call("get", second) != raw(tensor)
-
-
 @pytest.mark.parametrize("wire", WIRES)
 def test_ten_thousand_at_once(trainer: Member, wire: Any) -> None:
     handles = trainer.call("put_many", "step", 30, 10_000, 8)
@@ -362,46 +248,6 @@ def test_beside_an_event_loop(trainer: Member) -> None:
         return [raw(one), *map(raw, many)]
 
     assert asyncio.run(fetch()) == [raw(tensor_of([3], seed=seed)) for seed in range(4)]
-
-
-def test_keeping_is_until_the_scope_closes(trainer: Member) -> None:
-    tensor = tensor_of([100_000])
-    with tenure.store.scope("step", 50) as scope:
-        handle = scope.put(tensor)
-        assert trainer.call("get", handle, keep=True, wire="tcp") == raw(tensor)
-        assert trainer.call("kept_bytes") == handle.bytes
-        sent = tenure.store.stats()["sent_bytes"]
-        assert trainer.call("get", handle, keep=True, wire="tcp") == raw(tensor)
-        assert tenure.store.stats()["sent_bytes"] - sent < handle.bytes
-    until(lambda: trainer.call("kept_bytes") == 0)
-
-
-def test_what_is_freed_is_not_kept(trainer: Member) -> None:
-    sent = trainer.call("put", "step", 51, {"shape": [100]})
-    sent.get(keep=True)
-    assert sent.free()
-    with pytest.raises(tenure.StaleHandle):
-        sent.get(keep=True)
-
-
-def test_what_its_owner_frees_is_not_kept(trainer: Member) -> None:
-    with tenure.store.scope("step", 52) as scope:
-        freed, stays = (scope.put(tensor_of([100_000], seed=seed)) for seed in (0, 1))
-        for handle in freed, stays:
-            trainer.call("get", handle, keep=True, wire="tcp")
-        assert trainer.call("kept_bytes") == freed.bytes + stays.bytes
-        assert freed.free()
-        until(lambda: trainer.call("kept_bytes") == stays.bytes)
-
-
-def test_what_a_later_attempt_replaces_is_not_kept(trainer: Member) -> None:
-    with tenure.store.scope("step", 53) as scope:
-        with scope.call("logp") as call:
-            first = call.put(tensor_of([100_000]))
-        trainer.call("get", first, keep=True, wire="tcp")
-        assert trainer.call("kept_bytes") == first.bytes
-        with scope.call("logp"):
-            until(lambda: trainer.call("kept_bytes") == 0)
 
 
 def test_an_owner_that_is_gone_is_named(trainer: Member) -> None:
