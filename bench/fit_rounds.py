@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import re
 import statistics
 import time
@@ -170,7 +171,11 @@ class Bench:
         self._in_turn()
         for found in self._founds.values():  # now: a run may be ended before it can show its tables
             if found.rounds:
-                say(f"{found.name}: {1e3 * found.seconds:.1f} ms, {gib(found.peak)}")
+                said = f"{found.name}: {1e3 * found.seconds:.1f} ms, {gib(found.peak)}"
+                if found.budget is not None and found.within < len(found.peaks):
+                    over = [f"{(peak - found.budget) / 2**20:.1f}" for peak in found.peaks]
+                    said += f", above the budget by {', '.join(over)} MiB"
+                say(said)
         for name in list(self._arms):
             self._try(name, lambda name=name: self._stop_after_forward(name))
         self._arms = {}
@@ -247,11 +252,11 @@ class Bench:
         return step
 
     def _in_turn(self) -> None:
-        """Every arm once a round, each round from another one on."""
+        """Every arm once a round, in an order drawn anew: what ran before has warmed the device."""
         for number in range(self._rounds):
             names = list(self._arms)
-            at = number % max(1, len(names))
-            for name in names[at:] + names[:at]:
+            random.Random(number).shuffle(names)
+            for name in names:
                 self._try(name, partial(self._time, name, number))
 
     def _time(self, name: str, number: int) -> None:

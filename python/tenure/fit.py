@@ -34,7 +34,8 @@ class Fit(Entered):
     whether it gives the same bits again. From that it plans: cheap things are dropped and made
     again in backward, what the bus can carry beside the computation rests on the host, the rest
     stays. The second step follows the plan and compares all that it makes again with what it was;
-    what differs is kept from then on.
+    what differs is kept from then on. On a GPU it also tells how long operators take where they
+    stand, from which the plan is made once more, for the third step to prove.
 
     Gradients are those of plain PyTorch, bit for bit where the same kernels run. Never made again
     are random operators, those that do more than make their outputs, what is written to in place,

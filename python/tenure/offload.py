@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Literal, Self
 
@@ -29,10 +30,11 @@ class Entered:
         self._models = models
         self._session = session
         self._hooks: saved_tensors_hooks | None = None
+        self._seen: list[weakref.ref[torch.Tensor]] = []
 
     def __enter__(self) -> Self:
         """Begins a step."""
-        self._session.never(list(_state_of(self._models)))
+        self._session.never(self._state())
         self._session.begin()
         hooks = saved_tensors_hooks(self._session.pack, _C.OffloadSession.unpack)
         try:
@@ -53,6 +55,19 @@ class Entered:
             self._session.end()
         else:
             self._session.abandon()
+        self._look()
+
+    def _state(self) -> list[torch.Tensor]:
+        """Parameters and buffers, as they were when the last step ended, if they all live."""
+        found = [tensor for ref in self._seen if (tensor := ref()) is not None]
+        return found if found and len(found) == len(self._seen) else self._look()
+
+    # To go through a model takes a millisecond. When a step ends the device still computes; when
+    # one begins it would wait.
+    def _look(self) -> list[torch.Tensor]:
+        found = list(_state_of(self._models))
+        self._seen = [weakref.ref(tensor) for tensor in found]
+        return found
 
     def stats(self) -> OffloadStats:
         """What the last whole step did."""

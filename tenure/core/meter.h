@@ -34,6 +34,7 @@ class Meter {
   // Zeros where there is nobody to ask: the CPU, without a HostCount.
   Reading read();
   Precision precision() const { return precision_; }
+  c10::Device device() const { return device_; }
 
  private:
   c10::Device device_;

@@ -13,6 +13,8 @@ namespace {
 
 // Steps in which all that is dropped is compared; what was not to be had then is kept.
 constexpr uint32_t kMostProofs = 2;
+// A forward that takes no less than this part of what was thought needs no other plan.
+constexpr double kSameTime = 0.97;
 
 // A number that is spread evenly over steps and places.
 double spread(uint64_t step, uint64_t place) {
@@ -116,6 +118,25 @@ void State::refuse(SavedStorage& entry, const c10::Storage& was) {
   }
 }
 
+// See Note [Timed in its place]. Whether another plan may be better now.
+bool State::learn_call_times() {
+  if (!call_times_.runs()) {
+    return false;
+  }
+  auto& followed = *known_->followed;
+  auto& calls = followed.script.trace.calls;
+  double before = 0;
+  double after = 0;
+  for (const auto& [index, seconds] : call_times_.seconds()) {
+    before += calls[index].seconds;
+    calls[index].seconds = std::min(calls[index].seconds, seconds);
+    after += calls[index].seconds;
+  }
+  followed.timed_in_place = true;
+  followed.proofs = 0;
+  return after < before * kSameTime;
+}
+
 // After a step that followed its plan to the end.
 void State::finish_fit() {
   auto& followed = *known_->followed;
@@ -135,7 +156,7 @@ void State::finish_fit() {
       }
     }
   }
-  if (refused) {
+  if (learn_call_times() || refused) {
     make_fit(*known_);
   }
 }

@@ -41,7 +41,7 @@ bool State::passes(const Operator& op) {
     return true;
   }
   std::lock_guard lock(mutex_);
-  return lineage_.passes(op);
+  return !call_times_.runs() && lineage_.passes(op);
 }
 
 void State::call(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
@@ -74,10 +74,16 @@ void State::call_followed(const Operator& op, c10::DispatchKeySet keys, torch::j
   std::shared_ptr<Call> call;
   {
     std::lock_guard lock(mutex_);
+    if (call_times_.runs()) {
+      call_times_.called(lineage_.next());
+    }
     call = lineage_.before(op, stack);
   }
   op.run(keys, stack);
   std::lock_guard lock(mutex_);
+  if (call_times_.runs()) {
+    call_times_.made(op, stack);
+  }
   lineage_.after(op, call, stack);
   if (mode_ == Mode::planned && !lineage_.lost().empty()) {
     mode_ = Mode::following;
@@ -152,6 +158,13 @@ c10::Storage State::content(SavedStorage& entry, const c10::Stream& compute) {
     return std::move(*there);
   }
   return fetched(entry, compute, Sharing::shared);
+}
+
+// Its host copy stays until nobody is made of it. What has still not left counts from here on
+// among what leaves, for which the next tick waits: the plan has it no longer on the device.
+void State::used_up(SavedStorage& root) {
+  root.fetched.release();
+  lane(root.original.device()).outgoing.set_needed(&root, false);
 }
 
 // What was dropped, made again.

@@ -17,6 +17,7 @@ constexpr size_t kMostShapes = 64;
 // budget stays free.
 constexpr double kBudgetMargin = 0.005;
 constexpr double kMostMargin = 0.02;
+constexpr int64_t kNearOfMargin = 4;
 constexpr int64_t kRounding = int64_t{16} << 20;
 // Without a budget: how far above the least peak copies may run ahead, and how far above that a
 // step may come before its plan is made again.
@@ -78,6 +79,9 @@ void State::begin() {
   choose_mode();
   if (options.recompute) {
     proving_ = false;
+    const bool times =
+        mode_ == Mode::planned && meter_ != nullptr && !known_->followed->timed_in_place;
+    call_times_.begin(times ? std::optional(meter_->device()) : std::nullopt);
     kept_profiled_.clear();
     profile_.begin();
     lineage_.begin(mode_ == Mode::planned ? known_->followed : nullptr);
@@ -305,7 +309,10 @@ void State::check_peak() {
   const auto most = options.budget
                         ? static_cast<int64_t>(*options.budget)
                         : cap_for(known_->timeline) + part_of(least_peak(known_->timeline), kSlack);
-  const auto over = recorder_.peak() - most;
+  // A device's allocator does not round up alike in each step: near it is as good as over it.
+  const auto near =
+      known_->followed != nullptr && !of_cpu_ ? (most - cap_of(most) - margin_) / kNearOfMargin : 0;
+  const auto over = recorder_.peak() + near - most;
   const bool can_do_less = known_->plan.peak > least_of(*known_);
   if (over <= 0 || !can_do_less) {
     return;
@@ -314,7 +321,7 @@ void State::check_peak() {
     // No lower than there is a plan: what others had, garbage say, the next step may be free of.
     const auto room = cap_of(most) - least_of(*known_);
     if (room > 0) {
-      margin_ += std::min(over, room);
+      margin_ += std::min(std::max(over, near), room);
       make_fit(*known_);
     }
     return;

@@ -334,7 +334,7 @@ c10::Storage Lineage::ask(Value& value, bool alone, Scratch& scratch) {
   if (value.asks == 0) {
     value.memo.release();
     if (value.entry != nullptr && value.entry->root) {
-      value.entry->fetched.release();  // its host copy stays until nobody is made of it
+      shelf_.used_up(*value.entry);
     }
   }
   return out;

@@ -39,6 +39,7 @@ struct Followed {
   std::vector<uint32_t> asks_of_value;   // of those that are held, to make others
   std::vector<bool> proven;              // by value: has been made again, and was the same
   uint32_t proofs = 0;                   // steps that were for that
+  bool timed_in_place = false;           // calls have the time that they take where they stand
   std::vector<OwnerId> owners;           // by value: under whom it is leased,
   std::vector<OwnerId> keepers;          // and where autograd has saved it
 
@@ -55,6 +56,8 @@ class Lineage {
     virtual ~Shelf() = default;
     virtual std::shared_ptr<SavedStorage> save_root(const at::Tensor& tensor, size_t place) = 0;
     virtual c10::Storage content(SavedStorage& entry, const c10::Stream& compute) = 0;
+    // That was asked for the last time: nothing more is made of it.
+    virtual void used_up(SavedStorage& root) = 0;
 
    protected:
     Shelf() = default;
@@ -71,7 +74,9 @@ class Lineage {
   const std::string& lost() const { return lost_; }
   void lose(std::string why);
 
-  // Whether the plan has nothing to do with the call that comes now; then it counts as made.
+  // The call that comes now, as the plan counts.
+  size_t next() const { return next_; }
+  // Whether the plan has nothing to do with it; then it counts as made.
   bool passes(const Operator& op);
   // Around a call. What before() returns is for after() alone.
   std::shared_ptr<Call> before(const Operator& op, const torch::jit::Stack& stack);

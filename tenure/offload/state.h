@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tenure/core/meter.h>
+#include <tenure/offload/call_times.h>
 #include <tenure/offload/copier.h>
 #include <tenure/offload/disk.h>
 #include <tenure/offload/fitted.h>
@@ -133,6 +134,7 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   void drop(const Entry& entry, const c10::Storage& storage);
   std::shared_ptr<SavedStorage> save_root(const at::Tensor& tensor, size_t place) override;
   c10::Storage content(SavedStorage& entry, const c10::Stream& compute) override;
+  void used_up(SavedStorage& root) override;
   at::Tensor remade(const Saved& saved, const c10::Stream& compute, Sharing sharing);
   bool is_audited(const SavedStorage& entry);
   c10::Storage brought_back(SavedStorage& entry, const c10::Stream& compute);
@@ -143,6 +145,7 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   void learn_fit();
   void make_fit(Known& known);
   void finish_fit();
+  bool learn_call_times();
   int64_t least_of(const Known& known) const;
   Bus bus() const;
   Entry entry_at(size_t index) const;
@@ -192,6 +195,7 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   std::vector<bool> kept_profiled_;  // by index: it was on the device all the time
   bool proving_ = false;             // something that was dropped is compared for the first time
   bool inside_call_ = false;         // that is profiled: no waits between its begin and its end
+  CallTimes call_times_;             // of its forward, if its plan is not yet made with them
   std::shared_ptr<Known> known_;     // that it follows
   std::vector<bool> fits_;           // of all that are known: it has gone so far
   uint64_t alone_ = 0;               // bytes kept for others whom nobody has seen
