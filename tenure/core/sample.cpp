@@ -3,6 +3,7 @@
 #include <tenure/core/error.h>
 #include <tenure/core/kernel_file.h>
 #include <tenure/core/latest.h>
+#include <tenure/core/pace.h>
 #include <tenure/core/quiet_thread.h>
 #include <tenure/core/text.h>
 
@@ -106,10 +107,10 @@ struct Files {
   }
 };
 
-// The kernel goes through all pages of the process, some 7 ms a gigabyte. Where that is dear, it is
-// asked so many times as rarely, so that a program that uses all cores does not feel it.
-constexpr std::chrono::milliseconds kDear{5};
-constexpr int kRarely = 250;
+// For a walk the kernel goes through all pages of the process, some 7 ms a gigabyte. Nothing that
+// is judged or forecast is made of it, so it may become rare. The group's figures are part of both.
+constexpr std::chrono::minutes kRarestWalk{5};
+constexpr std::chrono::seconds kRarestGroup{30};
 
 class Counted {
  public:
@@ -200,16 +201,20 @@ struct Sampler::State {
 
   void run(const std::stop_token& stop) {
     ::pthread_setname_np(::pthread_self(), "tenure-sampler");
+    Pace walks(kRarestWalk);
+    Pace groups(kRarestGroup);
     std::optional<Walk> walk;
-    auto next = Clock::now();
+    MappedSample group;
     while (!stop.stop_requested()) {
-      if (const auto begin = Clock::now(); begin >= next) {
-        walk = files.walk();
-        const auto took = Clock::now() - begin;
-        next = took < kDear ? begin : begin + took * kRarely;
+      if (walks.is_due()) {
+        walks.run([&] { walk = files.walk(); });
+      }
+      if (groups.is_due()) {
+        groups.run([&] { files.read_group(group); });
       }
       if (walk) {
-        files.read_group(walk->mapped);
+        walk->mapped.cgroup_inactive_file = group.cgroup_inactive_file;
+        walk->mapped.cgroup_files_in_memory = group.cgroup_files_in_memory;
         latest.publish(*walk);
       }
       std::unique_lock lock(wake);

@@ -115,10 +115,11 @@ class Sampler {
 
   [[nodiscard]] Sample sample() const;
 
-  // ProcessSample::mapped is at most about `period` old while the Refresh lives, or, where a walk
-  // takes more than 5 ms, 250 times as old as that takes (its cgroup figures are not walked for).
-  // Several may live at once: the shortest period counts. Throws InputError for a period that is
-  // not between 1 ms and a day, Error when the thread cannot be started.
+  // ProcessSample::mapped is at most about `period` old while the Refresh lives, or 1000 times as
+  // old as the CPU time that a walk takes: walks have 0.1 % of a core, but there is one every 5
+  // minutes at least. Its cgroup figures, which are not walked for, keep to the same and to 30
+  // seconds. Several may live at once: the shortest period counts. Throws InputError for a period
+  // that is not between 1 ms and a day, Error when the thread cannot be started.
   [[nodiscard]] Refresh refresh(std::chrono::duration<double> period = std::chrono::seconds(1));
 
   // Closes the files that sampling keeps open; the next sample opens them again. Waits for samples

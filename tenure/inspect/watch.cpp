@@ -2,6 +2,7 @@
 
 #include <tenure/core/clock.h>
 #include <tenure/core/fork.h>
+#include <tenure/core/pace.h>
 #include <tenure/core/part.h>
 #include <tenure/core/sample.h>
 #include <tenure/core/ticks.h>
@@ -30,8 +31,11 @@ using SteadyClock = std::chrono::steady_clock;
 constexpr size_t kMostRows = 4096;
 constexpr uint64_t kFirstDue = 12;  // steps
 constexpr auto kWriteEvery = 250ms;
+constexpr auto kLookEvery = 200ms;   // for children, at most
+constexpr auto kFreeLooks = 10ms;    // in the beginning, when most of them begin
 constexpr double kCutShare = 0.005;  // of the wall time may go to cuts that are not due
 constexpr double kChildrenShare = 0.003;
+constexpr auto kRarestLook = 30s;    // a verdict has their growth in it
 constexpr uint64_t kHeapSteps = 64;  // malloc, which walks its free blocks, is asked so often, and
                                      // again each time that the steps double
 
@@ -239,6 +243,7 @@ struct Watch::State {
   void run(const std::stop_token& stop) {
     std::stop_callback wake_up(stop, [this] { wake.notify_one(); });
     auto next_write = SteadyClock::now() + kWriteEvery;
+    Pace looks(kRarestLook, kFreeLooks);
     auto next_children = SteadyClock::now();
     while (!stop.stop_requested()) {
       {
@@ -248,7 +253,8 @@ struct Watch::State {
       }
       const auto now = SteadyClock::now();
       if (now >= next_children) {
-        next_children = find_children(now);
+        looks.run([this] { find_children(); });
+        next_children = std::max(now + kLookEvery, looks.next());
       }
       if (now >= next_write) {
         write();
@@ -258,15 +264,12 @@ struct Watch::State {
     write();
   }
 
-  // Returns when to look again: which children there are changes rarely, but in a short run soon.
-  SteadyClock::time_point find_children(SteadyClock::time_point begin) {
+  void find_children() {
     auto found = children_of(::getpid());
     const auto mine = has_group_alone(found);
-    const auto took = SteadyClock::now() - begin;
     std::lock_guard lock(mutex);
     children = std::move(found);
     alone = alone && mine;
-    return begin + std::max<SteadyClock::duration>(200ms, took * 100);
   }
 
   void write() {

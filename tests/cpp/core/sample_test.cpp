@@ -1,6 +1,7 @@
 #include <tenure/core/sample.h>
 
 #include <tenure/core/error.h>
+#include <tenure/core/kernel_file.h>
 
 #include <gtest/gtest.h>
 
@@ -10,14 +11,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <limits>
 #include <memory>
 #include <new>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -78,6 +83,25 @@ MappedSample next_walk(const Sampler& sampler) {
   }
   ADD_FAILURE() << "no walk in 30 s";
   return {};
+}
+
+// CPU time of this thread.
+std::chrono::nanoseconds worked() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+std::chrono::nanoseconds cost_of_a_walk() {
+  const KernelFile rollup("/proc/self/smaps_rollup");
+  std::array<char, 2048> buffer{};
+  std::chrono::nanoseconds least = 1h;
+  for (int i = 0; i < 5; ++i) {
+    const auto before = worked();
+    EXPECT_FALSE(rollup.read(buffer).empty());
+    least = std::min(least, worked() - before);
+  }
+  return least;
 }
 
 // Programs that start and end meanwhile share our files with us.
@@ -218,6 +242,27 @@ TEST(Refresh, AShorterPeriodTakesEffectAtOnce) {
   EXPECT_LT(next_walk(sampler).age, 1min);
 }
 
+// Whatever the period is, for walks cost what the process has in memory.
+TEST(Refresh, WalksHaveAShareOfTheTime) {
+  const Touched block(kBlock);
+  const auto cost = cost_of_a_walk();
+  Sampler sampler;
+  const auto refresh = sampler.refresh(1ms);
+  std::set<int64_t> walks;  // when they began, in milliseconds
+  const auto begin = std::chrono::steady_clock::now();
+  auto passed = 0ns;
+  while ((passed = std::chrono::steady_clock::now() - begin) < 1s) {
+    if (const auto mapped = sampler.sample().process.mapped) {
+      const auto began = std::chrono::steady_clock::now() - begin - mapped->age;
+      walks.insert(std::chrono::floor<std::chrono::milliseconds>(began).count());
+    }
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_GE(walks.size(), 1U);
+  // A walk may be counted twice, as its beginning is read a little late at times.
+  EXPECT_LE(cost * walks.size(), 6 * cost + passed / 100) << walks.size() << " walks";
+}
+
 TEST(Refresh, MayEndWhileAWalkIsUnderWay) {
   const auto before = threads();
   for (int i = 0; i < 100; ++i) {
@@ -272,7 +317,7 @@ TEST(Sampler, MayRestWhileOthersSample) {
       users.emplace_back([&] {
         for (int n = 0; n < 500; ++n) {
           wrong += sampler.sample().process.rss <= 0;
-          if (n % 50 == 0) {
+          if (n % 250 == 0) {
             const auto refresh = sampler.refresh(1ms);
             wrong += next_walk(sampler).pss <= 0;
           }
