@@ -65,6 +65,7 @@ class Flight {
   void done(uint64_t number) { requests_->done(number); }
   std::string row(const std::string& headline) const { return word_->text(headline); }
   void keep() { word_->keep(); }
+  void remember(std::string earlier) { word_->remember(std::move(earlier)); }
 
   void close() {
     requests_->close();  // first: a signal that waits for Python would wait for who closes
@@ -93,5 +94,6 @@ void bind_flight(py::module_& m) {
       .def("done", &Flight::done, py::arg("number"), NoGil())
       .def("row", &Flight::row, py::arg("headline"), NoGil())
       .def("keep", &Flight::keep, NoGil())
+      .def("remember", &Flight::remember, py::arg("earlier"), NoGil())
       .def("close", &Flight::close, NoGil());
 }

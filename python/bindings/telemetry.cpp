@@ -22,6 +22,23 @@ py::str name_of(size_t key) {
   return {name.data(), name.size()};
 }
 
+// Keys beyond those that there are repeat them, for measures of a larger layout.
+std::vector<telemetry::Key> keys_of(size_t count) {
+  std::vector<telemetry::Key> out;
+  for (size_t key = 0; key < count; ++key) {
+    out.push_back(telemetry::keys()[key % telemetry::kKeys]);
+  }
+  return out;
+}
+
+std::vector<int64_t> figures_of(const telemetry::Row& row, size_t count) {
+  std::vector<int64_t> out;
+  for (size_t key = 0; key < count; ++key) {
+    out.push_back(row.figures[key % telemetry::kKeys]);
+  }
+  return out;
+}
+
 // By name, without what is absent.
 py::dict figures_of(const telemetry::Row& row) {
   py::dict out;
@@ -34,14 +51,20 @@ py::dict figures_of(const telemetry::Row& row) {
 }
 
 // For all ranks, then for each stage: (value, rank) by name.
-py::list slots_of(const std::vector<std::optional<telemetry::Found>>& found) {
+py::list slots_of(const std::vector<std::optional<telemetry::Found>>& found,
+                  size_t keys = telemetry::kKeys) {
   py::list out;
   py::dict slot;
   for (size_t i = 0; i < found.size(); ++i) {
     if (const auto& one = found[i]) {
-      slot[name_of(i)] = py::make_tuple(one->value, one->rank);
+      const auto key = i % keys;
+      auto name = name_of(key);
+      if (key >= telemetry::kKeys) {
+        name = py::str(name.cast<std::string>() + "_" + std::to_string(key / telemetry::kKeys + 1));
+      }
+      slot[name] = py::make_tuple(one->value, one->rank);
     }
-    if ((i + 1) % telemetry::kKeys == 0) {
+    if ((i + 1) % keys == 0) {
       out.append(slot);
       slot = py::dict();
     }
@@ -199,15 +222,20 @@ void bind_telemetry(py::module_& m) {
   m.def(
       "telemetry_words",
       [](const std::map<std::string, int64_t>& figures, uint32_t rank, uint32_t stage,
-         uint32_t stages) {
-        std::vector<int64_t> words(telemetry::words_of(stages));
-        telemetry::write_words(row_of(figures), rank, stage, words);
+         uint32_t stages, size_t keys) {
+        std::vector<int64_t> words(telemetry::words_of(stages, keys));
+        telemetry::write_words(keys_of(keys), figures_of(row_of(figures), keys), rank, stage,
+                               words);
         return words;
       },
       py::arg("figures"), py::arg("rank"), py::arg("stage"), py::arg("stages"),
-      "What a rank with these figures says into the reduction.");
+      py::arg("keys") = telemetry::kKeys,
+      "What a rank with these figures says into the reduction, of so many keys.");
   m.def(
       "telemetry_slots",
-      [](const std::vector<int64_t>& words) { return slots_of(telemetry::read_words(words)); },
-      py::arg("words"), "What reduced words say: (value, rank) by name, of all and of each stage.");
+      [](const std::vector<int64_t>& words, size_t keys) {
+        return slots_of(telemetry::read_words(words, keys_of(keys)), keys);
+      },
+      py::arg("words"), py::arg("keys") = telemetry::kKeys,
+      "What reduced words say: (value, rank) by name, of all and of each stage.");
 }

@@ -16,16 +16,23 @@ namespace {
 
 static_assert(std::is_trivially_copyable_v<Row>);
 
-std::vector<uint8_t> bytes_of(const Row& row) {
-  std::vector<uint8_t> out(sizeof(Row));
-  std::memcpy(out.data(), &row, sizeof(Row));
+// A row with its interval's number before it.
+std::vector<uint8_t> bytes_of(uint64_t number, const Row& row) {
+  std::vector<uint8_t> out(sizeof(number) + sizeof(Row));
+  std::memcpy(out.data(), &number, sizeof(number));
+  std::memcpy(out.data() + sizeof(number), &row, sizeof(Row));
   return out;
 }
 
-Row row_of(const std::vector<uint8_t>& bytes) {
+// One of another interval has no figures.
+Row row_of(uint64_t number, const std::vector<uint8_t>& bytes) {
   Row out;
-  if (bytes.size() == sizeof(Row)) {
-    std::memcpy(static_cast<void*>(&out), bytes.data(), sizeof(Row));
+  uint64_t told = 0;
+  if (bytes.size() == sizeof(told) + sizeof(Row)) {
+    std::memcpy(&told, bytes.data(), sizeof(told));
+    if (told == number) {
+      std::memcpy(static_cast<void*>(&out), bytes.data() + sizeof(told), sizeof(Row));
+    }
   }
   return out;
 }
@@ -53,9 +60,11 @@ c10d::Store& Board::store() {
   return *clone_;
 }
 
-void Board::post(const Row& own) { store().set(row_key(rank_), bytes_of(own)); }
+void Board::post(uint64_t number, const Row& own) {
+  store().set(row_key(rank_), bytes_of(number, own));
+}
 
-std::vector<Row> Board::all() {
+std::vector<Row> Board::all(uint64_t number) {
   std::vector<std::string> names;
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
     names.push_back(row_key(rank));
@@ -66,11 +75,11 @@ std::vector<Row> Board::all() {
   }
   if (store().hasExtendedApi()) {
     for (const auto& bytes : store().multiGet(names)) {
-      out.push_back(row_of(bytes));
+      out.push_back(row_of(number, bytes));
     }
   } else {
     for (const auto& name : names) {
-      out.push_back(row_of(store().get(name)));
+      out.push_back(row_of(number, store().get(name)));
     }
   }
   return out;
@@ -78,7 +87,7 @@ std::vector<Row> Board::all() {
 
 void Board::post_peak(uint64_t number, const Row& own) {
   posted_ = peak_key(number);
-  store().set(posted_, bytes_of(own));
+  store().set(posted_, bytes_of(number, own));
 }
 
 std::optional<Row> Board::peak(uint64_t number, std::chrono::milliseconds patience,
@@ -95,7 +104,7 @@ std::optional<Row> Board::peak(uint64_t number, std::chrono::milliseconds patien
       return std::nullopt;  // it has left, or is late: extremes are told without it
     }
   }
-  return row_of(store().get(key));
+  return row_of(number, store().get(key));
 }
 
 void Board::tidy() {
@@ -103,5 +112,7 @@ void Board::tidy() {
     store().deleteKey(std::exchange(posted_, {}));
   }
 }
+
+void Board::abandon() { static_cast<void>(clone_.release()); }
 
 }  // namespace tenure::telemetry

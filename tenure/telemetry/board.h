@@ -31,10 +31,10 @@ class Board {
   Board(const Board&) = delete;
   Board& operator=(const Board&) = delete;
 
-  // Before the reduction of an interval in which all ranks do: then all are there after it, or
-  // none is told where one rank never could.
-  void post(const Row& own);
-  std::vector<Row> all();
+  // Before the reduction of interval `number`, in which all ranks do: then all are there after it.
+  // None is told where one rank never could; one that cannot any more has a row without figures.
+  void post(uint64_t number, const Row& own);
+  std::vector<Row> all(uint64_t number);
 
   // After the reduction of interval `number`: the peak rank shows its row, the reader waits for it,
   // at most `patience` and until it is asked to stop. A row that was shown before is taken away:
@@ -43,6 +43,10 @@ class Board {
   std::optional<Row> peak(uint64_t number, std::chrono::milliseconds patience,
                           const std::stop_token& stop);
   void tidy();
+
+  // After a failure: leaves the clone for good, for one of a file that is gone ends the process
+  // when it is destroyed.
+  void abandon();
 
  private:
   c10d::Store& store();

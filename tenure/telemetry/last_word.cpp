@@ -146,12 +146,22 @@ std::string LastWord::text(const std::string& headline) const {
   members.add("host_memory", host_of(sample.process));
   members.add_json("devices", devices_of(sample.devices));
   members.add("ledger", ledger_of(ledger().totals()));
+  const std::lock_guard lock(mutex_);
+  if (!earlier_.empty()) {
+    members.add_json("earlier", earlier_);
+  }
   return members.after(identity_);
 }
 
 bool LastWord::write(const std::string& headline) {
+  const auto told = text(headline);
   const std::lock_guard lock(mutex_);
-  return std::chrono::steady_clock::now() >= kept_until_ && write_whole(path_, text(headline));
+  return std::chrono::steady_clock::now() >= kept_until_ && write_whole(path_, told);
+}
+
+void LastWord::remember(std::string earlier) {
+  const std::lock_guard lock(mutex_);
+  earlier_ = std::move(earlier);
 }
 
 void LastWord::keep(std::chrono::steady_clock::duration time) {

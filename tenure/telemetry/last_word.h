@@ -23,6 +23,10 @@ class LastWord {
   // What would be written.
   std::string text(const std::string& headline) const;
 
+  // From now on what is written has this JSON in it as "earlier": a failure that the rank survived,
+  // which a later snapshot would hide.
+  void remember(std::string earlier);
+
   // What is there, or about to be, is more than this could tell: for a while nothing replaces it.
   // What goes wrong later is another story.
   void keep(std::chrono::steady_clock::duration time = std::chrono::minutes(1));
@@ -30,7 +34,8 @@ class LastWord {
  private:
   const std::string path_;
   const std::string identity_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  std::string earlier_;  // none: empty
   std::chrono::steady_clock::time_point kept_until_;
 };
 

@@ -6,20 +6,28 @@
 
 namespace tenure::telemetry {
 
-void write_words(const Row& row, uint32_t rank, uint32_t stage, std::span<int64_t> words) {
+void write_words(std::span<const Key> keys, std::span<const int64_t> figures, uint32_t rank,
+                 uint32_t stage, std::span<int64_t> words) {
   std::ranges::fill(words, kNoWord);
-  for (size_t i = 0; i < kKeys; ++i) {
-    const auto word = pack(keys()[i], row.get(static_cast<K>(i)), rank);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const auto figure =
+        figures[i] == Row::kAbsent ? std::nullopt : std::optional<int64_t>(figures[i]);
+    const auto word = pack(keys[i], figure, rank);
     words[i] = word;
-    words[(size_t{1} + stage) * kKeys + i] = word;
+    words[(size_t{1} + stage) * keys.size() + i] = word;
   }
 }
 
-std::vector<std::optional<Found>> read_words(std::span<const int64_t> words) {
+void write_words(const Row& row, uint32_t rank, uint32_t stage, std::span<int64_t> words) {
+  write_words(keys(), row.figures, rank, stage, words);
+}
+
+std::vector<std::optional<Found>> read_words(std::span<const int64_t> words,
+                                             std::span<const Key> of) {
   std::vector<std::optional<Found>> out;
   out.reserve(words.size());
   for (size_t i = 0; i < words.size(); ++i) {
-    out.push_back(unpack(keys()[i % kKeys], words[i]));
+    out.push_back(unpack(of[i % of.size()], words[i]));
   }
   return out;
 }

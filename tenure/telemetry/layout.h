@@ -17,13 +17,19 @@ namespace tenure::telemetry {
 // The most stages that there may be: each has a slot of its own.
 inline constexpr uint32_t kMostStages = 1024;
 
-constexpr size_t words_of(uint32_t stages) { return (size_t{1} + stages) * kKeys; }
+constexpr size_t words_of(uint32_t stages, size_t keys = kKeys) {
+  return (size_t{1} + stages) * keys;
+}
 
 // What a rank says into the reduction. REQUIRES: stage < stages, words.size() == words_of(stages).
 void write_words(const Row& row, uint32_t rank, uint32_t stage, std::span<int64_t> words);
+// The same for any keys and a figure of each, Row::kAbsent where there is none.
+void write_words(std::span<const Key> keys, std::span<const int64_t> figures, uint32_t rank,
+                 uint32_t stage, std::span<int64_t> words);
 
 // The figure of each word.
-std::vector<std::optional<Found>> read_words(std::span<const int64_t> words);
+std::vector<std::optional<Found>> read_words(std::span<const int64_t> words,
+                                             std::span<const Key> of = keys());
 
 // All that ranks must agree on to understand each other's words.
 std::string layout_text();

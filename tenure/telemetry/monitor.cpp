@@ -207,7 +207,7 @@ struct Monitor::State {
   bool reduce(const Row& row, const std::stop_token& stop) {
     try {
       if (shows_rows()) {
-        on_board([&](Board& rows) { rows.post(row); });
+        on_board([&](Board& rows) { rows.post(number, row); });
       }
       const bool done = reduction->reduce(words, stop);
       collectives = reduction->collectives();
@@ -262,7 +262,7 @@ struct Monitor::State {
         rows_come = out.peak_row.has_value();
       }
       if (shows_rows() && options.reads_rows) {
-        out.rows = rows.all();
+        out.rows = rows.all(number);
       }
     });
   }
@@ -277,6 +277,7 @@ struct Monitor::State {
       act(*board);
     } catch (const std::exception& error) {
       rowless = first_line(error.what());
+      board->abandon();
       board.reset();
     }
   }

@@ -59,6 +59,12 @@ class Left:
         return bool(self.document.get("headline", {}).get("fatal"))
 
     @property
+    def earlier(self) -> Mapping[str, Any]:
+        """What it survived before this snapshot, in brief; empty: nothing."""
+        found: Mapping[str, Any] = self.document.get("earlier", {})
+        return found if found.get("headline") else {}
+
+    @property
     def speechless(self) -> bool:
         """Whether it is gone and has not said why."""
         return self.present and not self.alive and not self.fatal and self.reason != "told"
@@ -129,8 +135,9 @@ def title(left: list[Left]) -> str:
         return _without_a_word(first, left)
     if first.reason == "request":
         ranks = many(sum(bool(one.document) for one in left), "rank")
+        first = max(left, key=lambda one: one.memory)
         most = f"rank {first.who.rank} has most memory, {size(first.memory)}"
-        return f"snapshots of {ranks}; {most}"
+        return f"{_survived(left[0])}snapshots of {ranks}; {most}"
     return headline(first.document)
 
 
@@ -138,7 +145,7 @@ def screen(left: list[Left]) -> str:
     """The first screen: the rank it began with, what failed, what held the memory; then all."""
     first = left[0]
     lines = [title(left)]
-    held = _held(first)
+    held = top_holder(first.earlier) or _held(first)
     lines += [f"  {held}"] if held else []
     lines += [f"  at {first.document['trace'][-1]}"] if first.document.get("trace") else []
     if first.reason == "memory" and first.document["headline"].get("text"):
@@ -153,7 +160,10 @@ def page(left: list[Left], out: str | Path, name: str) -> Path:
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["size"] = size
-    rows = [{"left": one, "ending": _ending(one), "held": _held(one)} for one in left]
+    rows = [
+        {"left": one, "ending": _ending(one), "held": _held(one), "past": _past(one)}
+        for one in left
+    ]
     text = environment.from_string(_PAGE.read_text()).render(
         title=title(left), name=name, rows=rows
     )
@@ -208,6 +218,19 @@ def _ended_short(one: Left) -> Left:
     return replace(one, document={**one.document, "headline": told})
 
 
+def _survived(one: Left) -> str:
+    return f"{_went_on(one)}; since then " if one.earlier else ""
+
+
+def _went_on(one: Left) -> str:
+    told = {**one.earlier["headline"], "fatal": False}
+    return headline({**one.earlier, "headline": told})
+
+
+def _past(one: Left) -> str:
+    return "; ".join(filter(None, [_went_on(one), top_holder(one.earlier)])) if one.earlier else ""
+
+
 def _precedence(one: Left) -> tuple[int, float, int]:
     """Who is told of first: who ran out, who was killed, who failed of itself; then by rank."""
     follows = "after" in one.document
@@ -219,6 +242,8 @@ def _precedence(one: Left) -> tuple[int, float, int]:
         return (4 if follows else 3), one.time, one.who.rank
     if one.reason == "memory":
         return 5, one.time, one.who.rank
+    if one.reason == "request" and one.earlier:
+        return 5, float(one.earlier["time"]), one.who.rank
     if one.reason == "request":
         return 6, -one.memory, one.who.rank
     return 7, 0.0, one.who.rank
@@ -293,5 +318,9 @@ def _ending(one: Left) -> str:
         end = f"asked: {text}"
     else:
         end = text
+    if one.earlier:
+        step, told = one.earlier.get("step"), one.earlier["headline"]
+        what = "ran out of memory" if told.get("reason") == "memory" else told.get("text", "failed")
+        end = f"{what}{f' at step {step:,}' if step else ''}, and went on; {end}"
     end = end if len(end) <= 80 else end[:79] + "…"
     return f"{end}{kind}"

@@ -221,6 +221,7 @@ class FlightRecorder:
         self._need_flight().tell(json.dumps(told))
         with self._turn():
             self._write({"reason": "request", "text": reason}, whole=True)
+            self._last = None
         return self.path
 
     def failed(self, error: BaseException) -> Path | None:
@@ -311,6 +312,7 @@ class FlightRecorder:
                 said = {"reason": "told", "text": _said(told)}
             else:
                 said = {"reason": "request", "text": str(told.get("text", ""))}
+                self._last = None  # what explains others is not there any more but in brief
             self._write(said, whole=self._speaks(), after=told if failure else None, of=told)
             if failure:
                 self._last_words(f"stopped after {_said(told)}")
@@ -336,6 +338,7 @@ class FlightRecorder:
             first = flight.tell(json.dumps(self._told(told["reason"], told["text"])))
             is_whole = first or kind == "memory" or self._speaks()
             document = self._write(told, whole=is_whole, error=error)
+            self._remember(document)
             said = headline(document)
             held = top_holder(document)
             said += f"; {held}" if held else ""
@@ -354,6 +357,7 @@ class FlightRecorder:
             told = {"reason": "memory", "text": "", "fatal": False, **shortage.as_json()}
             with self._turn():
                 self._short = (now, shortage, self._write(told, whole=True))
+                self._remember(self._short[2])
 
     def _shortage(self, error: BaseException) -> Shortage | None:
         shortage = shortage_in(error)
@@ -371,6 +375,10 @@ class FlightRecorder:
     def _mark(self, kind: str) -> None:
         self._last = (time.monotonic(), kind)
         self._need_flight().keep()
+
+    def _remember(self, document: Document) -> None:
+        """What it survives, if the program goes on, is in the snapshots that take its place."""
+        self._need_flight().remember(json.dumps(snapshot.brief(document)))
 
     def _told(self, reason: str, text: str) -> Document:
         """What other ranks are told."""
@@ -395,6 +403,8 @@ class FlightRecorder:
         deadline = time.monotonic() + self._seconds * 0.8
         document: Document = json.loads(self._need_flight().row(json.dumps(told)))
         document["whole"] = whole
+        if told["reason"] in ("memory", "exception"):
+            document.pop("earlier", None)  # it is about the same, or tells more
         if after is not None:
             document["after"] = after
         if of is not None and "id" in of:

@@ -78,7 +78,8 @@ def meet(
     if found == dist.GroupMember.NON_GROUP_MEMBER:
         raise InputError("this rank is not in the group: make the monitor on the ranks that are")
     if not isinstance(found, dist.ProcessGroup):
-        raise InputError(f"group is a process group, not {found!r}")
+        # The others are most likely with all ranks, and wait for this one there.
+        failure, group, found = f"group is a process group, not {found!r}", None, dist.group.WORLD
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     job: dict[str, Any] = {
         "members": dist.get_process_group_ranks(group),
@@ -87,6 +88,7 @@ def meet(
     }
     if ranks == 1:
         return replace(_alone(stage, failure), **job)
+    assert isinstance(found, dist.ProcessGroup)
     name = found.group_name
     _made[name] += 1
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -154,6 +156,8 @@ def _agreement(
     try:
         store.wait(["agreed"], timedelta(seconds=timeout))
     except RuntimeError:
+        if mine["failure"]:
+            raise InputError(mine["failure"]) from None
         missing = [members[one] for one in range(ranks) if not store.check([f"hello/{one}"])]
         raise CollectiveError(
             f"no monitor on rank {_named(missing)}{' …' if len(missing) > 8 else ''} "

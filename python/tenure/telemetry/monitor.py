@@ -504,6 +504,7 @@ class _Telling:
             stages=dict(enumerate(stages)),
             peak_rank=members[told.peak_rank],
             peak_row=told.peak_row,
-            rows=dict(zip(members, told.rows, strict=False)),  # none at most intervals
+            # None at most intervals. A rank that has lost the store shows no row.
+            rows={rank: row for rank, row in zip(members, told.rows, strict=False) if row},
             dropped=self.feeder.dropped + told.missed,
         )

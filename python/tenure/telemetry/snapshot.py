@@ -31,7 +31,9 @@ _MOST = 20  # of anything
 _MOST_ASKED = 4096  # of the largest storages, for who holds them
 _MOST_FRAMES = 64
 _MOST_THREADS = 64
-_FIRST_TO_GO = ("segments", "stacks", "samples", "trace", "ledger", "holders")
+_FIRST_TO_GO = ("segments", "stacks", "samples", "trace", "ledger", "holders", "earlier")
+_BRIEF = ("rank", "time", "step", "headline", "host_memory", "devices")
+_FEW = 5  # of what is past
 
 # Where the interpreter keeps what nothing caught while hooks are called.
 _LAST_ERROR = {f"last_{name} (global of sys)" for name in ("exc", "traceback", "value")}
@@ -86,6 +88,19 @@ def fitted(document: Document, cap: int) -> str:
             continue
         kept["left_out"] = {**kept.get("left_out", {}), name: f"more than {cap:,} bytes in all"}
     return json.dumps(kept, ensure_ascii=False)
+
+
+def brief(document: Document) -> Document:
+    """What is worth knowing of a failure once it is past: what it was, and what held the memory."""
+    kept = {name: document[name] for name in _BRIEF if name in document}
+    held = document.get("holders", {}).get("held", [])[:_FEW]
+    owners = document.get("ledger", {}).get("owners", [])[:_FEW]
+    return {
+        **kept,
+        **({"trace": document["trace"][-_FEW:]} if "trace" in document else {}),
+        **({"holders": {"held": held}} if held else {}),
+        **({"ledger": {"owners": owners}} if owners and not held else {}),
+    }
 
 
 def frames_of(trace: TracebackType | None) -> list[str]:

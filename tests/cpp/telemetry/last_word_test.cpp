@@ -70,6 +70,12 @@ TEST_F(LastWordTest, WhatIsToBeKeptIsKeptForAWhile) {
   EXPECT_TRUE(says("later"));
 }
 
+TEST_F(LastWordTest, WhatTheRankSurvivedIsInAllThatComesAfter) {
+  word_.remember(R"({"step":41})");
+  ASSERT_TRUE(word_.write(R"("later")"));
+  EXPECT_TRUE(says(R"("earlier":{"step":41}})"));
+}
+
 TEST_F(LastWordTest, WhereItCannotBeWrittenNothingIsLeft) {
   fs::create_directory(path_);  // cannot be replaced by a file
   EXPECT_FALSE(word_.write(R"("lost")"));

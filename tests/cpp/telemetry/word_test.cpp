@@ -120,6 +120,35 @@ TEST(Layout, SixteenThousandRanksInSixtyFourStages) {
   EXPECT_EQ(peak_rank(found), expected[0].rank);
 }
 
+TEST(Layout, MoreKeysThanThereAreKeepTheirPlaces) {
+  constexpr uint32_t kRanks = 16'384;
+  constexpr uint32_t kStages = 64;
+  const std::vector<Key> many(64, kLowest);
+  const auto figure = [](uint32_t rank, size_t key) {
+    return int64_t{1} << 40 | ((rank * 2'654'435'761 + key * 40'503) % 1'000'003);
+  };
+  std::vector<int64_t> all(words_of(kStages, many.size()), kNoWord);
+  std::vector<int64_t> one(all.size());
+  std::vector<int64_t> figures(many.size());
+  std::vector<Found> expected(all.size(), {kMostValue, 0});
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    const auto stage = rank % kStages;
+    for (size_t key = 0; key < many.size(); ++key) {
+      figures[key] = figure(rank, key);
+      for (const size_t place : {key, (1 + stage) * many.size() + key}) {
+        if (figures[key] < expected[place].value) {
+          expected[place] = {figures[key], rank};
+        }
+      }
+    }
+    write_words(many, figures, rank, stage, one);
+    std::ranges::transform(all, one, all.begin(), [](auto a, auto b) { return std::max(a, b); });
+  }
+  const auto found = read_words(all, many);
+  ASSERT_EQ(found.size(), size_t{65} * 64);
+  EXPECT_TRUE(std::ranges::equal(found, expected));
+}
+
 TEST(Layout, ThePeakRankIsTheDevicesWhereThereIsOne) {
   const auto peak = [](std::initializer_list<std::pair<K, int64_t>> figures) {
     Row row;

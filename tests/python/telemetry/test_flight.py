@@ -20,6 +20,7 @@ import tenure
 from probes import run_program
 from tenure.errors import CollectiveError, InputError
 from tenure.inspect.options import job_of
+from tenure.telemetry.asking import ask
 from tenure.telemetry.flight import FlightRecorder
 from tenure.telemetry.shortage import shortage_in
 
@@ -93,6 +94,26 @@ def test_a_second_failure_does_not_hide_the_first(tmp_path: Path) -> None:
         assert found["headline"]["text"] == "ValueError: the cause"
         found = read(recorder.failed(MemoryError("more than a consequence")))
         assert found["headline"]["reason"] == "memory"
+
+
+def test_a_dump_keeps_the_shortage_that_the_rank_survived(tmp_path: Path) -> None:
+    hoard = [torch.zeros(3 << 20) for _ in range(4)]
+    with FlightRecorder(tmp_path) as recorder:
+        try:
+            torch.empty(1 << 55)
+        except RuntimeError as error:
+            recorder.failed(error)
+        (file,) = ask(tmp_path, 60).files
+        found = read(file)
+        assert found["headline"] == {"reason": "request", "text": "tenure dump"}
+        earlier = found["earlier"]
+        assert (earlier["headline"]["reason"], earlier["headline"]["asked"]) == ("memory", 1 << 57)
+        assert earlier["time"] < found["time"]
+        assert any(one["text"].startswith("hoard") for one in earlier["holders"]["held"])
+        again = read(recorder.failed(MemoryError("and again")))
+        assert again["headline"]["reason"] == "memory"
+        assert "earlier" not in again
+    assert len(hoard) == 4
 
 
 @pytest.mark.parametrize(

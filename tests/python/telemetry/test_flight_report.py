@@ -79,6 +79,22 @@ def test_the_first_of_several_failures_leads(folder: Path) -> None:
     assert report(folder)[0] == "rank 1 failed at step 41: ValueError: no layer"
 
 
+def test_a_dump_does_not_hide_a_shortage_that_a_rank_survived(folder: Path) -> None:
+    asked = {"reason": "request", "text": "tenure dump"}
+    earlier = {"rank": 2, "time": 1020.0, "step": 17, "headline": MEMORY, "holders": HELD}
+    leave(folder, rank(0), asked, host_memory={"rss_bytes": 9e9})
+    leave(folder, rank(2), asked, host_memory={"rss_bytes": 1e9}, earlier=earlier)
+    screen = report(folder)
+    assert screen[0].startswith("rank 2 ran out of memory at step 17: it asked for 3,000.0 MB")
+    assert screen[0].endswith(
+        "and went on; since then snapshots of 2 ranks; rank 0 has most memory, 9,000.0 MB"
+    )
+    assert screen[1] == "  cache (global of train) held 9,000.0 MB in 96 storages, kept at a.py:7"
+    (line,) = (one for one in screen if one.split()[:1] == ["2"])
+    assert "ran out of memory at step 17, and went on; asked: tenure dump" in line
+    assert "cache (global of train)" in (folder.parent / "page.html").read_text()
+
+
 def test_a_rank_that_caught_its_shortage_and_ended_comes_before_those_that_missed_it(
     folder: Path,
 ) -> None:

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 
 import tenure
 from offloading import tell
@@ -109,6 +111,19 @@ def test_an_argument_that_is_wrong_on_one_rank_is_told_on_all_and_can_be_mended(
     assert seen == 1
 
 
+def wrong_group_on_one(rank: int, _world_size: int) -> tuple[str, int]:
+    with pytest.raises(tenure.InputError) as error:
+        scratch_monitor("x" if rank == 1 else None, sinks=[], timeout=40)
+    with scratch_monitor(sinks=[], every=1, timeout=40) as monitor:  # the ranks still meet
+        monitor.step()
+    return str(error.value), monitor.collectives
+
+
+def test_a_group_that_is_none_on_one_rank_is_told_on_all() -> None:
+    told = run_ranks(wrong_group_on_one, 3)
+    assert told == [("the monitor on rank 1: group is a process group, not 'x'", 1)] * 3
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -132,6 +147,37 @@ def with_another_group(_rank: int, _world_size: int) -> str:
 
 def test_a_group_that_is_none_is_refused() -> None:
     assert run_ranks(with_another_group, 1) == ["group is a process group, not 'x'"]
+
+
+def loses_the_store(rank: int, _world_size: int, folder: str) -> list[list[int]]:
+    there = Path(folder, f"store-{rank}")
+    there.symlink_to(Path(folder, "store"))
+    store = dist.FileStore(str(there), 2)
+    monitor_module.meet = lambda *args, **kwargs: replace(
+        meeting_module.meet(*args, **kwargs), store=store
+    )
+    seen: list[Figures] = []
+    keep = torch.ones((160 if rank == 0 else 1) * MIB // 4)  # rank 0 is the highest
+    with scratch_monitor(sinks=[seen.append], every=1, flight_recorder=False) as monitor:
+        for step in range(11):  # the first and the last have the rows of all
+            monitor.step()
+            until = time.monotonic() + 30
+            while monitor.collectives <= step or (rank == 0 and len(seen) <= step):
+                assert time.monotonic() < until
+                time.sleep(0.005)
+            dist.barrier()
+            if step == 5 and rank == 1:
+                there.unlink()
+                there.symlink_to(folder)  # which cannot be written to
+    there.unlink()
+    there.symlink_to(Path(folder, "store"))  # for the end of what is not ours
+    assert keep.numel() > 0
+    return [sorted(one.rows) for one in seen]
+
+
+def test_a_rank_that_loses_the_store_later_is_not_told_with_an_old_row(tmp_path: Path) -> None:
+    rows, _ = run_ranks(loses_the_store, 2, str(tmp_path))
+    assert rows == [[0, 1], *[[]] * 9, [0]]
 
 
 def connects_alone(rank: int, _world_size: int) -> str:

@@ -72,6 +72,16 @@ def test_it_has_every_figure_in_base_units_with_the_rank_that_has_it(sink: Prome
     )
 
 
+def test_rows_that_do_not_come_any_more_are_not_told(sink: Prometheus) -> None:
+    sink.write(interval(10))
+    for step in range(20, 120, 10):
+        sink.write(interval(step, rows={}))
+    assert "tenure_rank_host_rss_bytes{" in page(sink)
+    for step in range(120, 320, 10):
+        sink.write(interval(step, rows={}))
+    assert "tenure_rank_" not in page(sink)
+
+
 def test_rows_stay_until_the_next_and_what_is_not_there_is_not_told(sink: Prometheus) -> None:
     sink.write(without(interval(10), "device"))
     sink.write(without(interval(20, rows={2: {}}), "device"))

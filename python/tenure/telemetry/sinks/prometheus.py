@@ -18,6 +18,7 @@ from tenure.telemetry.sinks.sink import need_package
 __all__ = ["Prometheus"]
 
 _STAGES = 64
+_OLD = 25  # intervals after which rows that ranks do not show any more are not told either
 _ROW_KEYS = (
     "device_allocated_bytes",
     "device_reserved_bytes",
@@ -78,6 +79,7 @@ class Prometheus:
         self._run_name = run_name
         self._last: Figures | None = None
         self._rows: Mapping[int, Row] = {}
+        self._old = 0  # intervals since
         self._metrics: Any = None
         self._server = _bound(host, port)
         self._thread: threading.Thread | None = None
@@ -103,7 +105,9 @@ class Prometheus:
 
     def write(self, figures: Figures) -> None:
         """Keeps the interval for the next scrape."""
-        self._rows = figures.rows or self._rows
+        self._old = 0 if figures.rows else self._old + 1
+        if figures.rows or self._old > _OLD:
+            self._rows = figures.rows
         self._last = figures
 
     def close(self) -> None:
