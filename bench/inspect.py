@@ -1,16 +1,19 @@
 """What watching costs, beside its peers, in one process with all arms interleaved.
 
-    python bench/inspect.py [--device cpu|cuda] [--rounds 8] [--steps 24] [--arms count] [--small]
+    python bench/inspect.py [--device cpu|cuda] [--minutes 8] [--steps 24] [--arms count,trace]
+        [--small]
 
-Each round trains a few steps under every arm, in turn, and the plain arm at both ends; the figure
-is the median over rounds of an arm's time to the mean of that round's plain ones, with the range in
-which it lies in 95 of 100 draws of as many rounds. A bar holds if the whole range is below it and
-is missed if the whole range is above it; else the machine was too noisy to tell. Beside it the same
-of CPU time, of all threads, and the milliseconds that an arm adds to a step. Those do not depend on
-how large the tensors are: where a machine is too noisy for the ratio, --small tells them from the
-same model on a batch of 8 tokens. On the CPU a GPT of 6 layers, width 384, T 256, batch 8, fp32,
-with memray beside; on CUDA 16 Llama blocks of width 2048, T 8192, bf16, with torch's own memory
-history beside.
+Each round trains a few steps under every arm, in random order, and twice plainly; the figure is the
+median over rounds of an arm's time to the mean of that round's plain ones, with the range in which
+it lies in 95 of 100 draws of as many rounds. A bar holds if the whole range is below it and is
+missed if the whole range is above it. Where the machine is too noisy to tell by the clock, CPU time
+decides, of all threads, user and system. `--arms all` adds what has no bar: deep, and memray or
+torch's own memory history.
+
+The milliseconds that an arm adds to a step do not depend on how large the tensors are: where even
+CPU time is too noisy, --small tells them from the same model on a batch of 8 tokens. On the CPU a
+GPT of 6 layers, width 384, T 256, batch 8, fp32; on CUDA 16 Llama blocks of width 2048, T 8192,
+bf16.
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import models
 import tables
 import torch
-from rich.progress import Progress
+from ranges import Range, against, verdict
 
 import tenure
 
@@ -134,31 +137,35 @@ def mean(a: Round, b: Round) -> Round:
 
 
 def measured(
-    step: Callable[[], None], device: str, names: list[str], rounds: int, steps: int
+    step: Callable[[], None], device: str, names: list[str], rounds: int, minutes: float, steps: int
 ) -> Times:
-    """Each arm's times, round by round, and those of plain."""
-    ways = arms(device)
+    """Each arm's times, round by round, and those of plain; as many rounds as there is time for."""
+    ways = {"plain": contextlib.nullcontext, **arms(device)}
     for _ in range(3):
         step()
     times: Times = {name: [] for name in ["plain", *names]}
-    with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
-        for number in progress.track(range(rounds), description="rounds"):
-            before = timed(step, steps)
-            at = number % len(names)
-            for name in names[at:] + names[:at]:
-                with ways[name]():
-                    times[name].append(timed(step, steps))
-            times["plain"].append(mean(before, timed(step, steps)))
+    order = random.Random(0)
+    began = time.monotonic()
+    longest = 0.0
+    while len(times["plain"]) < rounds and (
+        len(times["plain"]) < 2 or time.monotonic() - began + longest < 60 * minutes
+    ):
+        begin = time.monotonic()
+        plain = []
+        for name in order.sample(["plain", "plain", *names], len(names) + 2):
+            with ways[name]():
+                (plain if name == "plain" else times[name]).append(timed(step, steps))
+        times["plain"].append(mean(*plain))
+        longest = max(longest, time.monotonic() - begin)
+        if sys.stderr.isatty():
+            print(f"\r{len(times['plain'])} rounds", end="", file=sys.stderr)
     return times
 
 
-def ratio(times: Times, name: str, what: str) -> tuple[float, float, float]:
-    """Median over rounds of an arm's time to plain's, and the range in which it surely lies."""
+def ratio(times: Times, name: str, what: str) -> Range:
+    """Of an arm's time to plain's, round by round."""
     pairs = zip(times[name], times["plain"], strict=True)
-    found = [getattr(mine, what) / getattr(plain, what) for mine, plain in pairs]
-    draw = random.Random(0)
-    again = sorted(statistics.median(draw.choices(found, k=len(found))) for _ in range(2000))
-    return statistics.median(found), again[50], again[-51]
+    return Range.of([getattr(mine, what) / getattr(plain, what) for mine, plain in pairs])
 
 
 def added(times: Times, name: str) -> float:
@@ -167,56 +174,55 @@ def added(times: Times, name: str) -> float:
     return 1e3 * statistics.median(mine.wall - plain.wall for mine, plain in pairs)
 
 
-def against(bar: float | None, low: float, high: float) -> str:
-    if bar is None:
-        return ""
-    return "holds" if high <= bar else "MISSED" if low > bar else "too noisy to tell"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=8, help="as many rounds as they are for")
+    parser.add_argument("--rounds", type=int, default=1000, help="no more than these")
     parser.add_argument("--steps", type=int, default=24, help="steps of an arm in a round")
-    parser.add_argument("--arms", default="", help="some of them only, with commas between")
+    parser.add_argument("--arms", default="count,trace", help="with commas between; all: all")
     parser.add_argument("--small", action="store_true", help="tokens, for the milliseconds added")
     options = parser.parse_args()
     if options.small and options.device != "cpu":
         sys.exit("--small is for the CPU")
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("there is no CUDA device: --device cpu")
-    names = options.arms.split(",") if options.arms else list(arms(options.device))
-    unknown = set(names) - set(arms(options.device))
-    if unknown:
-        sys.exit(f"no such arm: {', '.join(unknown)}; there are {', '.join(arms(options.device))}")
+    known = list(arms(options.device))
+    names = known if options.arms == "all" else options.arms.split(",")
+    if unknown := set(names) - set(known):
+        sys.exit(f"no such arm: {', '.join(unknown)}; there are {', '.join(known)}")
 
     step = training_step(options.device, options.small)
-    times = measured(step, options.device, names, options.rounds, options.steps)
-    columns = ["arm", "ms a step", "+ ms", "× plain", "95 %", "bar", "", "× CPU time"]
+    given = options.device, names, options.rounds, options.minutes, options.steps
+    times = measured(step, *given)
+    columns = ["arm", "ms a step", "+ ms", "x plain (95 %)", "x CPU time (95 %)", "bar", ""]
     table = tables.Table(f"inspect-{options.device}{'-small' if options.small else ''}", columns)
     for name, found in times.items():
-        wall, low, high = ratio(times, name, "wall")
-        work, *_ = ratio(times, name, "work")
+        wall, work = ratio(times, name, "wall"), ratio(times, name, "work")
         bar = None if options.small else BARS[options.device].get(name)
+        said = verdict(bar, {"the clock": wall, "CPU time": work}) if bar else ""
         more = added(times, name)
         ms = 1e3 * statistics.median(one.wall for one in found)
-        told = [f"{wall:.3f}", f"{low:.3f}-{high:.3f}"] if name != "plain" else ["1", ""]
+        is_plain = name == "plain"
         table.add(
             [
                 name,
                 f"{ms:.1f}",
-                f"{more:.2f}",
-                *told,
+                "" if is_plain else f"{more:.2f}",
+                f"{len(found)} rounds" if is_plain else wall.text(3),
+                "" if is_plain else work.text(3),
                 f"{bar or ''}",
-                against(bar, low, high),
-                f"{work:.3f}",
+                said,
             ],
             arm=name,
             seconds=[one.wall for one in found],
-            ratio=wall,
-            low=low,
-            high=high,
-            cpu_ratio=work,
+            cpu_seconds=[one.work for one in found],
+            ratio=asdict(wall),
+            cpu_ratio=asdict(work),
+            bar=bar,
+            verdict=said,
+            by_the_clock=against(bar, wall) if bar else None,
+            by_cpu_time=against(bar, work) if bar else None,
             added_ms=more,
         )
     table.show()

@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table as RichTable
 
 import tenure
 
@@ -48,24 +46,29 @@ class Table:
         self._name = name
         self._environment = environment()
         self._records: list[dict[str, object]] = []
-        self._table = RichTable(title=f"bench/{name}", title_justify="left", box=None)
-        for i, column in enumerate(columns):
-            self._table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+        self._columns = columns
+        self._rows: list[list[str]] = []  # an empty one is a rule
 
     def add(self, cells: list[str], **record: object) -> None:
-        self._table.add_row(*cells)
+        self._rows.append(cells)
         self._records.append(record)
 
     def rule(self) -> None:
-        self._table.add_section()
+        self._rows.append([])
 
     def show(self) -> None:
-        console = Console(width=None if sys.stdout.isatty() else 110)
-        console.print(self._table)
-        console.print(" · ".join(f"{k} {v}" for k, v in self._environment.items() if v is not None))
+        rows = [self._columns, *self._rows]
+        wide = range(len(self._columns))
+        widths = [max(len(row[i]) for row in rows if len(row) > i) for i in wide]
+        print(f"bench/{self._name}")
+        for row in rows:
+            cells = zip(row, widths, strict=False)
+            shown = [text.rjust(w) if i else text.ljust(w) for i, (text, w) in enumerate(cells)]
+            print("  ".join(shown).rstrip())
+        print(" · ".join(f"{k} {v}" for k, v in self._environment.items() if v is not None))
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self._name}.json"
         path.write_text(
             json.dumps({"environment": self._environment, "rows": self._records}, indent=1) + "\n"
         )
-        console.print(f"written to {os.path.relpath(path)}")
+        print(f"written to {os.path.relpath(path)}")
