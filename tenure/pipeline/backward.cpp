@@ -156,6 +156,19 @@ struct Waiting {
   }
 };
 
+// What a node is given in a backward.
+class KeepGiven : public torch::autograd::FunctionPreHook {
+ public:
+  explicit KeepGiven(std::shared_ptr<variable_list> given) : given_(std::move(given)) {}
+  variable_list operator()(const variable_list& gradients) override {
+    *given_ = gradients;
+    return gradients;
+  }
+
+ private:
+  std::shared_ptr<variable_list> given_;  // the graph may outlive who asks
+};
+
 // What a node has saved goes when it has run, though the graph is kept for others.
 class ReleaseSaved : public torch::autograd::FunctionPostHook {
  public:
@@ -213,9 +226,21 @@ bool exits_meet(const std::unordered_map<Node*, int>& exits) {
   return false;
 }
 
+// Whether an edge of a product leads to weights that can wait.
+bool waits_with(const Edge& edge, const Paths& paths, const std::unordered_map<Node*, int>& exits) {
+  auto* exit = edge.function.get();
+  return exit != nullptr && !paths.on_path(exit) && exits.at(exit) == 1;
+}
+
 }  // namespace
 
 struct Backward::State {
+  // The first half where only products wait that run last: a backward of everything else.
+  std::vector<at::Tensor> run_all_but_last(const Paths& paths,
+                                           const std::unordered_map<Node*, int>& exits,
+                                           const edge_list& roots, const variable_list& gradients,
+                                           OwnerId owner, ScopeId scope);
+
   edge_list inputs;
   edge_list outputs;  // an edge without a node: that output has no graph
   std::vector<Waiting> waiting;
@@ -273,6 +298,20 @@ at::Tensor take_gradient(const Edge& leaf) {
   return out;
 }
 
+// Of products on the inputs' path with weights of their own, those that run last.
+std::vector<Node*> last_products(const Paths& paths, const std::unordered_map<Node*, int>& exits) {
+  constexpr size_t one_of = 4;
+  std::vector<Node*> out;
+  std::ranges::copy_if(paths.path(), std::back_inserter(out), [&](Node* node) {
+    return is_product(*node) && std::ranges::any_of(node->next_edges(), [&](const Edge& edge) {
+             return waits_with(edge, paths, exits);
+           });
+  });
+  std::ranges::sort(out, {}, &Node::sequence_nr);
+  out.resize((out.size() + one_of - 1) / one_of);
+  return out;
+}
+
 edge_list valid(const edge_list& edges) {
   edge_list out;
   std::ranges::copy_if(edges, std::back_inserter(out), &Edge::is_valid);
@@ -308,8 +347,11 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
   }
   const Paths paths(roots.edges, inputs);
   const auto exits = exits_of(paths);
-  if (exits_meet(exits) || (halves == Halves::if_plain && !is_plain(paths))) {
+  if (exits_meet(exits) || (halves != Halves::always && !is_plain(paths))) {
     return whole();
+  }
+  if (halves == Halves::last_if_plain) {
+    return state_->run_all_but_last(paths, exits, roots.edges, roots.gradients, owner, scope);
   }
   // What this half is asked for: the inputs' gradients, those of weights that do not wait, and the
   // incoming gradients of nodes whose weights do.
@@ -320,7 +362,7 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
     const auto waits = is_product(*node) && !is_hooked(*node);
     for (const auto& edge : node->next_edges()) {
       const auto leaves = edge.is_valid() && !paths.on_path(edge.function.get());
-      one.leads_on.push_back(leaves && waits && exits.at(edge.function.get()) == 1);
+      one.leads_on.push_back(waits && waits_with(edge, paths, exits));
       if (leaves && !one.leads_on.back() && settled.insert(edge).second) {
         state_->settled.push_back(edge);
         asked.push_back(edge);
@@ -381,6 +423,47 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
   }
   state_->inputs.clear();
   state_->outputs.clear();
+  return out;
+}
+
+std::vector<at::Tensor> Backward::State::run_all_but_last(
+    const Paths& paths, const std::unordered_map<Node*, int>& exits, const edge_list& roots,
+    const variable_list& gradients, OwnerId owner, ScopeId scope) {
+  struct Put {
+    Edge at;            // its first input
+    edge_list weights;  // its edges to them, elsewhere none
+    std::shared_ptr<variable_list> given = std::make_shared<variable_list>();
+  };
+  std::vector<Put> off;
+  for (auto* node : last_products(paths, exits)) {
+    auto& put = off.emplace_back(Put{.at = {node->getptr(), 0}, .weights = {}});
+    node->add_pre_hook(std::make_unique<KeepGiven>(put.given));
+    for (auto& edge : node->next_edges()) {
+      put.weights.push_back(waits_with(edge, paths, exits) ? std::exchange(edge, {}) : Edge());
+    }
+  }
+  for (auto* node : paths.path()) {
+    if (std::ranges::none_of(off, [&](const Put& put) { return put.at.function.get() == node; })) {
+      node->add_post_hook(std::make_unique<ReleaseSaved>(*node));
+    }
+  }
+  execute(roots, gradients, After::keep_graph, Leaves::accumulate);
+  for (auto& put : off) {
+    auto& one = waiting.emplace_back();
+    for (uint32_t i = 0; i < put.given->size(); ++i) {
+      const auto& gradient = (*put.given)[i];
+      one.incoming.emplace_back(put.at.function, i);
+      one.gradients.push_back(gradient.defined() ? Alias(gradient, owner, scope) : Alias());
+    }
+    put.given->clear();
+    put.at.function->next_edges() = std::move(put.weights);  // nothing else runs on from here
+  }
+  std::vector<at::Tensor> out;
+  for (const auto& input : inputs) {
+    out.push_back(take_gradient(input));
+  }
+  inputs.clear();
+  outputs.clear();
   return out;
 }
 

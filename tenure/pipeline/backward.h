@@ -16,11 +16,13 @@
 // A rank that has one microbatch at a time, as the last of 1F1B, has nothing to do until the rank
 // below has had its gradient and sent the next one: each message is waited for on both sides. There
 // a whole backward is run in two halves, too, one right after the other, with the gradient sent in
-// between: the rank below goes on while the weights' products are found. Elsewhere the message is
-// not what anybody waits for, and two halves take a few per cent more than a whole. To hooks, to
-// functions of a user's own and to what saves tensors in its own way two halves are two backwards
-// (FSDP2 would reduce twice, a checkpoint be computed twice), so this is done where there are none
-// of them.
+// between: the rank below goes on while weights' products are found. Elsewhere the message is not
+// what anybody waits for. A product whose two halves lie apart takes longer than one that is run
+// whole, for what it reads has left the processor's caches; so but for the rank's last microbatch,
+// after which it has nothing else to do, only the products wait that run last: they take longer
+// than a message. To hooks, to functions of a user's own and to what saves tensors in its own way
+// two halves are two backwards (FSDP2 would reduce twice, a checkpoint be computed twice), so this
+// is done where there are none of them.
 #pragma once
 
 #include <tenure/core/alias.h>
@@ -40,8 +42,9 @@ void install_translator(void (*translate)());
 
 // When run_inputs runs a first half; else it runs the whole.
 enum class Halves : uint8_t {
-  always,    // wherever there are two
-  if_plain,  // where nobody can tell the difference
+  always,         // wherever there are two
+  if_plain,       // where nobody can tell the difference
+  last_if_plain,  // the same, and only the weights wait whose products run last
 };
 
 class Backward {

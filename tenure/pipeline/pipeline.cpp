@@ -499,12 +499,15 @@ class Pipeline::Step {
     received.clear();  // whoever needs them on has them
     const auto scope = scope_of(action.microbatch);
     const auto early = leaves_early(action);
+    const auto halves = !early                              ? Halves::always
+                        : position_ + 1 == actions().size() ? Halves::if_plain
+                                                            : Halves::last_if_plain;
     auto found =
         action.kind == Kind::backward && !early
             ? of.backward.run(gradients)
             : of.backward.run_inputs(
                   gradients, owner_named(OwnerKind::gradient, "kept for weights", action.stage),
-                  scope, early ? Halves::if_plain : Halves::always);
+                  scope, halves);
     of.waits = action.kind == Kind::input_backward;
     gradients.clear();
     if (action.stage > 0) {

@@ -5,10 +5,7 @@
 #include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
-#include <algorithm>
-#include <array>
-#include <string>
-#include <string_view>
+#include <typeinfo>
 
 namespace tenure::pipeline {
 namespace {
@@ -16,6 +13,13 @@ namespace {
 namespace nodes = torch::autograd::generated;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
+
+// Not by their names, which a node makes anew each time it is asked.
+template <class... Products>
+bool is_one_of(const Node& node) {
+  const auto& type = typeid(node);
+  return ((type == typeid(Products)) || ...);
+}
 
 template <class Product>
 bool reads(const Node& node, SavedVariable Product::* a, SavedVariable Product::* b) {
@@ -26,10 +30,8 @@ bool reads(const Node& node, SavedVariable Product::* a, SavedVariable Product::
 }  // namespace
 
 bool is_product(const Node& node) {
-  static constexpr std::array<std::string_view, 6> products = {
-      "AddmmBackward0", "MmBackward0",      "LinearBackward0",
-      "BmmBackward0",   "BaddbmmBackward0", "ConvolutionBackward0"};
-  return std::ranges::find(products, node.name()) != products.end();
+  return is_one_of<nodes::AddmmBackward0, nodes::MmBackward0, nodes::LinearBackward0,
+                   nodes::BmmBackward0, nodes::BaddbmmBackward0, nodes::ConvolutionBackward0>(node);
 }
 
 bool reads_through_hooks(const Node& node) {

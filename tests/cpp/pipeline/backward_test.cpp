@@ -26,9 +26,38 @@ struct Layer {
   Backward backward{{input}, {output}};
   std::vector<at::Tensor> gradients{at::ones_like(output)};
 
-  std::vector<at::Tensor> first_half() {
-    return backward.run_inputs(gradients, intern_owner(OwnerKind::gradient, "test"),
-                               ScopeId::process, Halves::if_plain);
+  std::vector<at::Tensor> first_half() { return first_half_of(backward, Halves::if_plain); }
+  std::vector<at::Tensor> first_half_of(Backward& of, Halves halves) const {
+    return of.run_inputs(gradients, intern_owner(OwnerKind::gradient, "test"), ScopeId::process,
+                         halves);
+  }
+};
+
+// Six of them, with biases.
+struct Layers : Layer {
+  std::vector<at::Tensor> weights;
+  at::Tensor top;
+
+  Layers() {
+    for (int i = 0; i < 6; ++i) {
+      weights.push_back(at::randn({8, 8}).requires_grad_());
+      weights.push_back(at::randn({8}).requires_grad_());
+    }
+    top = run();
+  }
+  at::Tensor run() const {
+    auto x = input;
+    for (size_t i = 0; i < weights.size(); i += 2) {
+      x = at::gelu(at::linear(x, weights[i], weights[i + 1]));
+    }
+    return x;
+  }
+  std::vector<bool> found() const {
+    std::vector<bool> out;
+    for (size_t i = 0; i < weights.size(); i += 2) {
+      out.push_back(weights[i].grad().defined() && weights[i + 1].grad().defined());
+    }
+    return out;
   }
 };
 
@@ -50,6 +79,33 @@ TEST(Backward, TwoHalvesFindWhatTheWholeFinds) {
   Backward whole({layer.input}, {output});
   EXPECT_TRUE(at::equal(found[0], whole.run(layer.gradients)[0]));
   EXPECT_TRUE(at::equal(of_weight, layer.weight.grad()));
+}
+
+TEST(Backward, OnlyTheWeightsWaitWhoseProductsRunLast) {
+  Layers layers;
+  Backward backward({layers.input}, {layers.top});
+  const auto found = layers.first_half_of(backward, Halves::last_if_plain);
+  EXPECT_TRUE(found[0].defined());
+  EXPECT_FALSE(layers.input.grad().defined());
+  EXPECT_EQ(layers.found(), std::vector<bool>({false, false, true, true, true, true}));
+  backward.run_weights();
+  EXPECT_EQ(layers.found(), std::vector<bool>(6, true));
+}
+
+TEST(Backward, WithOnlyTheLastWaitingAllIsAsOfTheWhole) {
+  Layers layers;
+  Backward halves({layers.input}, {layers.top});
+  Backward whole({layers.input}, {layers.run()});
+  const auto found = layers.first_half_of(halves, Halves::last_if_plain);
+  halves.run_weights();
+  std::vector<at::Tensor> gradients;
+  for (auto& weight : layers.weights) {
+    gradients.push_back(std::exchange(weight.mutable_grad(), {}));
+  }
+  EXPECT_TRUE(at::equal(found[0], whole.run(layers.gradients)[0]));
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    EXPECT_TRUE(at::equal(gradients[i], layers.weights[i].grad()));
+  }
 }
 
 TEST(Backward, WhoeverHasHookedANodeSeesOneBackward) {
