@@ -117,8 +117,11 @@ void bind_shard(py::module_& m) {
       .def("let_go", &shard::Sharder::let_go, NoGil())
       .def("drop_hold", &shard::Sharder::drop_hold, NoGil())
       .def("touch", &shard::Sharder::touch, py::arg("unit"), NoGil())
-      .def("take", &shard::Sharder::take, py::arg("unit"), py::arg("flat"), py::arg("parameter"),
-           py::arg("gradient"), NoGil())
+      .def(
+          "take",
+          [](shard::Sharder& self, uint32_t unit, uint32_t flat, size_t parameter,
+             const at::Tensor& gradient) { self.take(unit, flat, parameter, gradient); },
+          py::arg("unit"), py::arg("flat"), py::arg("parameter"), py::arg("gradient"), NoGil())
       .def("add_up", &shard::Sharder::add_up, py::arg("unit"), NoGil())
       .def("put_off_sums", &shard::Sharder::put_off_sums, py::arg("off"), NoGil())
       .def("drop_gradients", &shard::Sharder::drop_gradients, NoGil())

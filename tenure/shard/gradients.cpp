@@ -5,26 +5,63 @@
 #include <utility>
 
 namespace tenure::shard {
+namespace {
+
+// Autograd may give two parameters gradients that are views of one storage.
+bool is_ours_alone(const Alias& kept) {
+  return kept.tensor().storage().use_count() == 2;  // the lease's and this tensor's
+}
+
+}  // namespace
+
+at::Tensor Gradients::all(const Layout& layout) {
+  if (!all_.defined()) {
+    all_ = Alias(at::empty({static_cast<int64_t>(layout.size)}, options_), owner_);
+  }
+  return all_.tensor();
+}
 
 void Gradients::take(const Layout& layout, size_t parameter, const at::Tensor& gradient,
-                     std::optional<c10::ScalarType> type, OwnerId owner) {
+                     Memory memory, std::optional<c10::ScalarType> type, OwnerId owner) {
   if (came_.empty()) {
-    const auto options = gradient.options().dtype(type.value_or(gradient.scalar_type()));
-    all_ = Alias(at::empty({static_cast<int64_t>(layout.size)}, options), owner);
+    options_ = gradient.options().dtype(type.value_or(gradient.scalar_type()));
+    owner_ = owner;
     came_.resize(layout.parameters.size());
+    kept_.resize(came_.size());
   }
-  const auto& range = layout.parameters.at(parameter);
-  const auto place = part(all_.tensor(), range).view(gradient.sizes());
-  if (came_[parameter]) {
+  const bool came = came_.at(parameter);
+  came_[parameter] = true;
+  // A view would keep all of its storage, and a copy in a smaller dtype is the smaller one.
+  const auto keep = memory == Memory::given && !came && !all_.defined() &&
+                    gradient.dtype() == options_.dtype() && gradient.is_contiguous() &&
+                    gradient.numel() > 0 && gradient.nbytes() == gradient.storage().nbytes();
+  auto& kept = kept_[parameter];
+  if (keep) {
+    kept = Alias(gradient, owner);
+    return;
+  }
+  if (kept.defined() && is_ours_alone(kept)) {
+    kept.tensor().add_(gradient);
+    return;
+  }
+  const auto place = part(all(layout), layout.parameters[parameter]).view(gradient.sizes());
+  if (const auto before = std::exchange(kept, {}); before.defined()) {
+    place.copy_(before.tensor());
+  }
+  if (came) {
     place.add_(gradient);
   } else {
     place.copy_(gradient);
   }
-  came_[parameter] = true;
 }
 
 std::pair<at::Tensor, std::vector<bool>> Gradients::hand_over(const Layout& layout) {
-  auto all = all_.tensor();
+  auto all = this->all(layout);
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    if (const auto kept = std::exchange(kept_[i], {}); kept.defined()) {
+      part(all, layout.parameters[i]).copy_(kept.tensor().view({-1}));
+    }
+  }
   uint64_t filled = 0;
   for (size_t i = 0; i < came_.size(); ++i) {
     if (came_[i]) {

@@ -1,5 +1,6 @@
-// Gradients of one flat, as they come in a backward: each is copied to where its parameter lies, so
-// that no more than one lives twice and one collective adds up all. One thread at a time.
+// Gradients of one flat, as they come in a backward. They stay what they are until all are there
+// and the unit's parameters have gone: only then is there a buffer for one collective to add up
+// all, and each goes as it has been copied there. One thread at a time.
 #pragma once
 
 #include <tenure/shard/layout.h>
@@ -7,17 +8,26 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/TensorOptions.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
 namespace tenure::shard {
 
+// Whose memory a gradient has.
+enum class Memory : uint8_t {
+  given,  // nobody else writes to it
+  lent,   // its owner's, who uses it again
+};
+
 class Gradients {
  public:
-  // Copies it, or adds it to what came for that parameter before. In the dtype `type`, or its own.
-  void take(const Layout& layout, size_t parameter, const at::Tensor& gradient,
+  // Keeps or copies it, or adds it to what came for that parameter before. In the dtype `type`, or
+  // its own.
+  void take(const Layout& layout, size_t parameter, const at::Tensor& gradient, Memory memory,
             std::optional<c10::ScalarType> type, OwnerId owner);
 
   bool empty() const { return came_.empty(); }
@@ -26,8 +36,13 @@ class Gradients {
   void drop() { *this = {}; }
 
  private:
-  Alias all_;
-  std::vector<bool> came_;  // by parameter; empty: nothing came
+  at::Tensor all(const Layout& layout);
+
+  c10::TensorOptions options_;  // of all of them together
+  OwnerId owner_{};
+  std::vector<Alias> kept_;  // by parameter, those that were not copied
+  Alias all_;                // once one was
+  std::vector<bool> came_;   // by parameter; empty: nothing came
 };
 
 }  // namespace tenure::shard

@@ -114,7 +114,9 @@ void reduce(const at::Tensor& gradient, int64_t model, int64_t unit, int64_t fla
             int64_t parameter, bool last) {
   const auto sharder = Models::all().at(model);
   const auto number = static_cast<uint32_t>(unit);
-  sharder->take(number, static_cast<uint32_t>(flat), static_cast<size_t>(parameter), gradient);
+  // Compiled code may use the gradient's memory again for what comes next.
+  sharder->take(number, static_cast<uint32_t>(flat), static_cast<size_t>(parameter), gradient,
+                Memory::lent);
   if (last) {
     sharder->add_up(number);
   }

@@ -301,7 +301,8 @@ void Sharder::touch(uint32_t unit) {
   units_.at(unit).last_use = ticks();
 }
 
-void Sharder::take(uint32_t number, uint32_t index, size_t parameter, const at::Tensor& gradient) {
+void Sharder::take(uint32_t number, uint32_t index, size_t parameter, const at::Tensor& gradient,
+                   Memory memory) {
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_grad;
   auto& unit = units_.at(number);
@@ -309,8 +310,8 @@ void Sharder::take(uint32_t number, uint32_t index, size_t parameter, const at::
     finish_sums();  // before memory for more: by now the last one is done, or nearly
   }
   const auto owner = intern_owner(OwnerKind::gradient, fitting(unit.name));
-  unit.gradients.at(index).take(unit.flats[index].layout(), parameter, gradient, options_.reduced,
-                                owner);
+  unit.gradients.at(index).take(unit.flats[index].layout(), parameter, gradient, memory,
+                                options_.reduced, owner);
 }
 
 void Sharder::put_off_sums(bool off) {

@@ -67,7 +67,8 @@ class Sharder {
   void touch(uint32_t unit);
 
   // A parameter's gradient has come; what came before is added to.
-  void take(uint32_t number, uint32_t index, size_t parameter, const at::Tensor& gradient);
+  void take(uint32_t number, uint32_t index, size_t parameter, const at::Tensor& gradient,
+            Memory memory = Memory::given);
   // Starts adding up over ranks what has come for the unit, unless that is put off; nothing came:
   // nothing happens.
   void add_up(uint32_t number);

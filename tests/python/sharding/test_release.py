@@ -13,6 +13,7 @@ from torch import nn
 import tenure
 from ranks import run_ranks
 from sharded_models import Net, batch_of, loss_of
+from tenure import _C
 
 
 def aliases_of(model: Net) -> dict[str, torch.Tensor]:
@@ -76,6 +77,25 @@ def test_no_more_is_gathered_than_is_used_but_for_one_unit_ahead() -> None:
         assert peak == needed
         peak, needed, unit = with_one
         assert needed < peak <= needed + unit
+
+
+def weighed(_rank: int, _world: int) -> float:
+    """The most that a step has beside pieces, in units; its activations are next to nothing."""
+    meter = _C.HostMeter()
+    width, layers = 256, 4
+    block = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    model = tenure.shard(nn.Sequential(block))
+    for _ in range(3):
+        before = meter.read()[0]
+        model(torch.ones(1, width)).sum().backward()
+        peak = meter.read()[1] - before
+        model.zero_grad()
+    return peak / (4 * width * width * layers)
+
+
+def test_gradients_are_put_together_when_their_unit_has_gone() -> None:
+    for units in run_ranks(weighed, 2):
+        assert 2 <= units < 2.1  # of a gradient more there is nothing
 
 
 def written(rank: int, _world: int) -> None:
