@@ -12,14 +12,13 @@
 #include <tenure/store/socket.h>
 #include <tenure/store/staging.h>
 #include <tenure/store/tensors.h>
+#include <tenure/store/unconfirmed.h>
 
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <iterator>
-#include <map>
 #include <mutex>
 #include <ostream>
 
@@ -28,10 +27,6 @@ namespace tenure::store {
 namespace {
 
 using std::chrono::steady_clock;
-
-constexpr size_t kMostOwed = 1024;
-constexpr int kMostAttempts = 8;
-constexpr std::chrono::milliseconds kOwedTimeout{1000};
 
 Member self_of(const StoreOptions& options) {
   Member self{.role = options.role, .rank = options.rank, .incarnation = new_incarnation()};
@@ -92,14 +87,6 @@ struct Gate {
 };
 
 struct Store::State {
-  // What an owner has not confirmed: that it closed the scope, or freed these of other scopes.
-  struct Owed {
-    ScopeName scope;
-    std::shared_ptr<const Origin> origin;
-    std::vector<Handle> handles;  // empty: the scope
-    int attempts = 1;
-  };
-
   explicit State(StoreOptions given);
 
   [[nodiscard]] Client::Deadline deadline(std::optional<std::chrono::milliseconds> given) const {
@@ -109,9 +96,6 @@ struct Store::State {
   std::optional<Handle> passed_through(const ScopeName& scope, const at::Tensor& tensor,
                                        const PutOptions& put);
   std::optional<Placed> shared(const Terms& terms, const at::Tensor& contiguous);
-  void owe(Owed debt, Unreached why, Closing& closing);
-  void pay_debts(Closing& closing);
-  void close_elsewhere(const ScopeName& scope, std::span<const Handle> handles, Closing& closing);
 
   StoreOptions options;
   Member self;
@@ -120,10 +104,8 @@ struct Store::State {
   RecentPuts recent;
   Server server;
   Client client;
+  Unconfirmed unconfirmed;
 
-  std::mutex mutex;
-  std::map<ScopeName, std::vector<Handle>> adopted;
-  std::vector<Owed> owed;
   std::atomic<uint64_t> passes{0};
   std::atomic<uint64_t> shares{0};
   std::shared_ptr<Gate> gate = std::make_shared<Gate>();  // shared with askers in flight
@@ -146,7 +128,8 @@ Store::State::State(StoreOptions given)
                },
            .withdrawn = [this](const Member& owner,
                                std::span<const ObjectId> ids) { arrivals.withdrawn(owner, ids); },
-           .owner_lost = [this](const Member& owner) { arrivals.owner_lost(owner); }}) {}
+           .owner_lost = [this](const Member& owner) { arrivals.owner_lost(owner); }}),
+      unconfirmed(client, options.timeout) {}
 
 Handle Store::State::handle_of(const ScopeName& scope, Layout layout, Placed placed) const {
   return {.origin = server.origin(),
@@ -335,103 +318,17 @@ void Store::fail_call(const ScopeName& scope, const std::string& call, uint32_t 
 
 void Store::adopt(const ScopeName& scope, std::span<const Handle> handles) {
   check_scope(scope);
-  const std::scoped_lock lock(state_->mutex);
-  auto& adopted = state_->adopted[scope];
-  for (const auto& handle : handles) {
-    if (handle.stored()) {
-      adopted.push_back(handle);
-    }
-  }
-}
-
-// The owner is asked again whenever a scope closes, unless it was asked too often or too many are.
-void Store::State::owe(Owed debt, Unreached why, Closing& closing) {
-  if (!why.gone) {
-    const std::scoped_lock lock(mutex);
-    const bool again = debt.attempts < kMostAttempts && owed.size() < kMostOwed;
-    why.why += again ? "; it is asked again when another scope closes" : "; it is not asked again";
-    if (again) {
-      owed.push_back(std::move(debt));
-    }
-  }
-  closing.unreached.push_back(std::move(why));
-}
-
-void Store::State::pay_debts(Closing& closing) {
-  std::vector<Owed> due;
-  {
-    const std::scoped_lock lock(mutex);
-    due.swap(owed);
-  }
-  const auto limit = steady_clock::now() + std::min(kOwedTimeout, options.timeout);
-  auto debt = due.begin();
-  try {
-    for (; debt != due.end(); ++debt) {
-      auto unreached = debt->handles.empty()
-                           ? client.close(debt->scope, {&debt->origin, 1}, limit).unreached
-                           : client.free(debt->handles, limit).unreached;
-      if (unreached.empty() || unreached.front().gone) {
-        continue;
-      }
-      ++debt->attempts;
-      owe(std::move(*debt), std::move(unreached.front()), closing);
-    }
-  } catch (...) {  // interrupted
-    const std::scoped_lock lock(mutex);
-    std::move(debt, due.end(), std::back_inserter(owed));
-    throw;
-  }
-}
-
-void Store::State::close_elsewhere(const ScopeName& scope, std::span<const Handle> handles,
-                                   Closing& closing) {
-  std::vector<std::shared_ptr<const Origin>> origins;
-  std::vector<Handle> of_other_scopes;
-  for (const auto& handle : handles) {
-    if (handle.scope != scope) {
-      of_other_scopes.push_back(handle);
-    } else if (std::ranges::none_of(
-                   origins, [&](const auto& origin) { return *origin == *handle.origin; })) {
-      origins.push_back(handle.origin);
-    }
-  }
-  auto answer = client.close(scope, origins, deadline({}));
-  closing.elsewhere = std::move(answer.closed);
-  for (auto& one : answer.unreached) {
-    const auto origin =
-        std::ranges::find_if(origins, [&](const auto& asked) { return asked->owner == one.owner; });
-    owe({.scope = scope, .origin = *origin, .handles = {}}, std::move(one), closing);
-  }
-  for (auto& one : client.free(of_other_scopes, deadline({})).unreached) {
-    std::vector<Handle> its;
-    std::ranges::copy_if(of_other_scopes, std::back_inserter(its),
-                         [&](const Handle& handle) { return handle.origin->owner == one.owner; });
-    owe({.scope = scope, .origin = its.front().origin, .handles = its}, std::move(one), closing);
-  }
+  state_->unconfirmed.adopt(scope, handles);
 }
 
 Closing Store::close(const ScopeName& scope) {
   check_scope(scope);
-  std::vector<Handle> adopted;
-  {
-    const std::scoped_lock lock(state_->mutex);
-    if (auto found = state_->adopted.extract(scope)) {
-      adopted = std::move(found.mapped());
-    }
-  }
   Closing closing;
   closing.here = state_->server.close(scope, state_->self);
   state_->arrivals.scope_closed_by_us(scope);
-  try {
-    state_->pay_debts(closing);
-    if (!adopted.empty()) {
-      state_->close_elsewhere(scope, adopted, closing);
-    }
-  } catch (...) {  // interrupted: another close() goes on with them
-    const std::scoped_lock lock(state_->mutex);
-    std::ranges::move(adopted, std::back_inserter(state_->adopted[scope]));
-    throw;
-  }
+  auto others = state_->unconfirmed.close(scope);
+  closing.elsewhere = std::move(others.closed);
+  closing.unreached = std::move(others.unreached);
   return closing;
 }
 
