@@ -29,10 +29,12 @@ class GptBlock(nn.Module):
 class Gpt(nn.Module):
     """6 layers, width 384, 6 heads: the CPU model of the cost bars."""
 
-    def __init__(self, vocabulary: int = 512, layers: int = 6, width: int = 384) -> None:
+    def __init__(
+        self, vocabulary: int = 512, layers: int = 6, width: int = 384, heads: int = 6
+    ) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(256, width)
-        self.blocks = nn.ModuleList(GptBlock(width, 6) for _ in range(layers))
+        self.blocks = nn.ModuleList(GptBlock(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

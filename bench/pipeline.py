@@ -1,16 +1,20 @@
 """What a pipeline costs beside torch.distributed.pipelining: ranks on Gloo, one thread each.
 
     python bench/pipeline.py [--ranks 2] [--microbatches 8] [--rounds 7] [--schedules 1f1b,zb-h1]
-                             [--width 128] [--length 64] [--rows 2]
+                             [--size tiny,small,base,large] [--width 128 --length 64 --rows 2]
 
 The same model, schedule and microbatches under both, in turn in the same processes; the figure is
-the median over rounds of the ratio of the two. The model is a stack of 8 GPT blocks; width, tokens
-in a row and rows of a microbatch can be chosen. `floor` is the ratio of a runtime that would cost
-nothing: the same forwards and backwards without any communication, and the bubble.
+the median over rounds of the ratio of the two. The model is a stack of 8 GPT blocks, of one of four
+sizes, or as width, tokens in a row and rows of a microbatch are given: the smaller it is, the more
+a message is beside what is computed between two of them. `kB` is what one carries, `ms` a step.
+
+`floor` is the ratio of a runtime that would cost nothing: the same forwards and backwards without
+any communication, and the bubble. It knows of no half backwards: a runtime that sends a gradient
+before it has found those of the weights has less of a bubble at the end, and may be below it.
 The peak is the most bytes that tensors had in a step, as the allocator counts them, on the rank
 where it is highest: activations and buffers for what is under way between ranks, without the batch,
 parameters and gradients. `bound` is what the schedule promises of that for activations alone.
-Receive buffers are those that a runtime holds on to, at most.
+`buffers` are those to receive into that a runtime holds on to, at most, in MB.
 """
 
 from __future__ import annotations
@@ -47,6 +51,8 @@ SCHEDULES = {
     "zb-v": theirs.ScheduleZBVZeroBubble,
     "dualpipev": theirs.schedules.ScheduleDualPipeV,
 }
+# Width, tokens in a row, rows of a microbatch.
+SIZES = {"tiny": (64, 16, 2), "small": (64, 64, 2), "base": (128, 64, 2), "large": (256, 128, 2)}
 Step = Callable[[], None]
 
 
@@ -225,40 +231,53 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--blocks", type=int, default=8, help="in all stages together")
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--length", type=int, default=64, help="tokens in a row")
-    parser.add_argument("--rows", type=int, default=2, help="of a microbatch")
+    parser.add_argument("--size", default="base", help=f"some of {', '.join(SIZES)}")
+    parser.add_argument("--width", type=int, help="instead of a size's, as the next two")
+    parser.add_argument("--length", type=int, help="tokens in a row")
+    parser.add_argument("--rows", type=int, help="of a microbatch")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4, help="steps of an arm in a round")
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
     options = parser.parse_args()
-    names = options.schedules.split(",")
-    if unknown := [name for name in names if name not in SCHEDULES]:
-        sys.exit(f"no such schedule: {unknown[0]}; there are {', '.join(SCHEDULES)}")
-    columns = ["schedule", "ms a step", "torch", "ratio", "floor", "peak MB", "torch", "bound"]
-    table = tables.Table(
-        f"pipeline-{options.ranks}", [*columns, "receive MB", "torch", "in flight"]
-    )
-    world = options.ranks
-    for name in names:
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "out"
-            given = (world, f"{folder}/store", name, options, out)
-            multiprocessing.spawn(timed, given, nprocs=world)
-            times: dict[str, list[float]] = torch.load(out)
-            weights: dict[str, list[dict[str, int]]] = {}
-            for arm in ARMS:
-                given = (world, f"{folder}/{arm}", name, arm, options, out)
-                multiprocessing.spawn(weighed, given, nprocs=world)
-                weights[arm] = torch.load(out)
-        schedule = tenure.pipelining.schedule(name, world, options.microbatches)
-        add(table, name, times, weights, min(schedule.timeline().bubbles))
+    names, sizes = options.schedules.split(","), options.size.split(",")
+    for name, there in [(n, SCHEDULES) for n in names] + [(n, SIZES) for n in sizes]:
+        if name not in there:
+            sys.exit(f"no such schedule or size: {name}; there are {', '.join(there)}")
+    columns = ["size", "schedule", "kB", "ms", "torch", "ratio", "floor"]
+    columns += ["peak MB", "torch", "bound", "buffers", "torch", "in flight"]
+    table = tables.Table(f"pipeline-{options.ranks}", columns)
+    for size in sizes:
+        chosen = zip((options.width, options.length, options.rows), SIZES[size], strict=True)
+        width, length, rows = (of_size if one is None else one for one, of_size in chosen)
+        one = argparse.Namespace(
+            **{**vars(options), "size": size, "width": width, "length": length, "rows": rows}
+        )
+        for name in names:
+            measure(table, name, one)
     table.show()
+
+
+def measure(table: tables.Table, name: str, options: argparse.Namespace) -> None:
+    """One schedule at one size."""
+    world = options.ranks
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out"
+        given = (world, f"{folder}/store", name, options, out)
+        multiprocessing.spawn(timed, given, nprocs=world)
+        times: dict[str, list[float]] = torch.load(out)
+        weights: dict[str, list[dict[str, int]]] = {}
+        for arm in ARMS:
+            given = (world, f"{folder}/{arm}", name, arm, options, out)
+            multiprocessing.spawn(weighed, given, nprocs=world)
+            weights[arm] = torch.load(out)
+    schedule = tenure.pipelining.schedule(name, world, options.microbatches)
+    add(table, name, options, times, weights, min(schedule.timeline().bubbles))
 
 
 def add(
     table: tables.Table,
     name: str,
+    options: argparse.Namespace,
     times: dict[str, list[float]],
     weights: dict[str, list[dict[str, int]]],
     bubble: float,
@@ -269,14 +288,18 @@ def add(
     ratio = statistics.median(a / b for a, b in zip(times["tenure"], times["torch"], strict=True))
     most = {arm: max(told, key=lambda one: one["peak"]) for arm, told in weights.items()}
     held = {arm: max(one["held"] for one in told) for arm, told in weights.items()}
-    cells = [name]
-    cells += [f"{1e3 * statistics.median(times[arm]):.0f}" for arm in ARMS]
+    message = 4 * options.rows * options.length * options.width
+    cells = [options.size, name, f"{message / 1e3:.0f}"]
+    milliseconds = {arm: 1e3 * statistics.median(times[arm]) for arm in ARMS}
+    cells += [f"{one:.0f}" if one >= 100 else f"{one:.1f}" for one in milliseconds.values()]
     cells += [f"{ratio:.3f}", f"{floor:.3f}"]
     cells += [f"{most[arm]['peak'] / 1e6:.1f}" for arm in ARMS]
     cells.append(f"{most['tenure']['bound'] / 1e6:.1f}")
     cells += [f"{held[arm] / 1e6:.1f}" for arm in ARMS]
     cells.append("/".join(str(one["in_flight"]) for one in weights["tenure"]))
-    table.add(cells, schedule=name, seconds=times, ratio=ratio, floor=floor, memory=weights)
+    shape = {"width": options.width, "length": options.length, "rows": options.rows}
+    figures = {"ratio": ratio, "floor": floor, "memory": weights}
+    table.add(cells, size=options.size, **shape, schedule=name, seconds=times, **figures)
 
 
 if __name__ == "__main__":
