@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import fcntl
+import gc
 import json
 import os
 import runpy
@@ -232,6 +233,9 @@ def _main() -> None:
 
         import tenure.cli  # noqa: F401
 
+        # Else one that looks for garbage, at its end at the latest, copies every page of these.
+        gc.collect()
+        gc.freeze()
         request = _serve(connection)
     if request is not None:
         _become(request["argv"])

@@ -9,6 +9,7 @@ the end of its input it ends, and all that still runs with it.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import selectors
@@ -115,6 +116,9 @@ import torch._dynamo  # noqa: E402, F401
 
 import tenure.inspect.session  # noqa: E402, F401
 
+# Else one that looks for garbage, at its end at the latest, copies every page of these.
+gc.collect()
+gc.freeze()
 job = Nursery(int(sys.argv[1])).run()
 if job is not None:
     become(job)
