@@ -8,17 +8,17 @@ the end of its input it ends, and all that still runs with it.
 
 from __future__ import annotations
 
-import atexit
 import gc
 import json
 import os
 import selectors
 import signal
 import sys
-import threading
 import types
 from pathlib import Path
 from typing import Any
+
+from forks import end_in_haste
 
 
 def become(job: dict[str, Any]) -> None:
@@ -40,13 +40,7 @@ def become(job: dict[str, Any]) -> None:
     # Without a variable of ours for the module, which would be one more holder of its globals.
     exec(compile(program.read_bytes(), program, "exec"), vars(sys.modules["__main__"]))
     if job["in_haste"]:
-        # All that Python does at the end, except for taking the imported modules to pieces: in a
-        # forked process that copies every page of them.
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        end_in_haste()
 
 
 class Nursery:

@@ -30,7 +30,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from forks import Forked
+from forks import Forked, end_in_haste
 
 # How long ranks may take to end by themselves once one of them has failed, if a test does not say
 # otherwise, and to say where they hang.
@@ -266,6 +266,8 @@ def _main(folder: Path, rank: int, stack_pipe: int) -> None:
     result = fn(rank, job.world_size, *pickle.loads(job.args))
     (folder / f"result-{rank}").write_bytes(pickle.dumps(result))
     dist.destroy_process_group()
+    if rank != 0:  # that an interpreter ends well with all that a rank has is what rank 0 shows
+        end_in_haste()
 
 
 if __name__ == "__main__":
