@@ -96,8 +96,7 @@ class Opened:
         return [text.strip() for text in self.page.locator(selector).all_inner_texts()]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
 def test_it_opens_from_disk(browser: Any, page_file: Path, width: int, scheme: str) -> None:
     opened = Opened(browser, page_file, width, scheme)
     page = opened.page
@@ -335,7 +334,7 @@ def test_many_ranks_are_a_band_and_those_that_stand_out(
 
 def test_counted_only(tmp_path: Path, browser: Any) -> None:
     (tmp_path / "train.py").write_text(LEAK)
-    run = tenure_run(["train.py"], tmp_path, "--level", "count")
+    run = forked_run(["train.py"], tmp_path, level="count")
     opened = Opened(browser, report([run.folder], tmp_path / "page.html"))
     assert "--level trace" in opened.page.inner_text("#peak-text")
     assert opened.complaints == []
