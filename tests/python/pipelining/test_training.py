@@ -14,7 +14,7 @@ import tenure
 from ranks import run_ranks
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v", "dualpipev"]
-MICROBATCHES, STEPS = 8, 30
+MICROBATCHES, STEPS = 8, 12
 
 
 class Block(nn.Module):
