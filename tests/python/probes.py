@@ -14,6 +14,10 @@ import pytest
 import torch
 
 import tenure
+from forks import run_forked
+
+# Python 3.12 warns of any fork in a process with threads, which some tests are about.
+QUIET = "import warnings; warnings.filterwarnings('ignore', 'This process', DeprecationWarning)\n"
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -49,16 +53,16 @@ def anonymous_bytes() -> int:
 def run_program(
     source: str, *, timeout: float = 60.0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a Python program of its own, from its text."""
+    """Runs a Python program of its own, from its text.
+
+    Forked, unless variables are given: an allocator, say, hears of them when a process starts.
+    """
+    program = ["-c", QUIET + textwrap.dedent(source)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    if variables.keys() <= {"PYTHONPATH"}:
+        return run_forked(program, timeout=timeout, env=environment)
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        # Python 3.12 warns of any fork in a process with threads, which some tests are about.
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:This process:DeprecationWarning"}
-        | variables,
+        [sys.executable, *program], capture_output=True, text=True, timeout=timeout, env=environment
     )
 
 

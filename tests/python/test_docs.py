@@ -12,13 +12,12 @@ import importlib
 import os
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import tenure
+from forks import run_forked
 from tenure.store import joining
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,14 +63,8 @@ def examples(text: str) -> str:
 
 
 def run(script: Path, cwd: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, script],
-        cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = run_forked([script], cwd=cwd, env=environment, timeout=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

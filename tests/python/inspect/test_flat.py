@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 import tenure
+from forks import run_forked
 
 
 def test_assert_flat_passes_what_is_flat() -> None:
@@ -80,12 +79,8 @@ def marked(folder: Path, tests: str) -> str:
     """What pytest says of a file of tests: each failure once, whatever CI makes of the summary."""
     text = "import asyncio, unittest\nimport pytest, torch\n" + textwrap.dedent(tests)
     (folder / "test_it.py").write_text(text)
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rN", "--strict-markers", str(folder)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-    )
+    words = ["-m", "pytest", "-q", "-rN", "--strict-markers", folder]
+    ended = run_forked(words, cwd=folder)
     return ended.stdout + ended.stderr
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from forks import run_forked
 from tenure.errors import InputError
 from tenure.inspect import crowd, recordings, verdicts
 from tenure.inspect.evidence import Evidence
@@ -177,9 +178,8 @@ def test_ranks_of_the_users(tmp_path: Path) -> None:
     for wrong in ("", "x", "3-1", "-1", "1-", "1,,2", "0-99999999999"):
         with pytest.raises(InputError, match="names no ranks: write 0,8-15 or all"):
             parse_ranks(wrong)
-    command = [sys.executable, "-m", "tenure", "run", "--ranks", "some", "job.py"]
     (tmp_path / "job.py").write_text("")
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    ended = run_forked(["-m", "tenure", "run", "--ranks", "some", "job.py"], cwd=tmp_path)
     assert ended.returncode == 2
     assert ended.stderr == "tenure: 'some' names no ranks: write 0,8-15 or all\n"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from forks import run_forked
 from tenure.inspect import local, recordings
 from tenure.inspect.options import Options
 from watched import ROOT, ZOO, tenure_run
@@ -168,8 +169,7 @@ def test_above_its_memory_it_steps_down(tmp_path: Path) -> None:
 )
 def test_bad_options_are_one_sentence(tmp_path: Path, arguments: list[str], said: str) -> None:
     (tmp_path / "job.py").write_text("import torch; print('ran')")
-    command = [sys.executable, "-m", "tenure", "run", *arguments, "job.py"]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    ended = run_forked(["-m", "tenure", "run", *arguments, "job.py"], cwd=tmp_path)
     assert said in ended.stderr
     assert "Traceback" not in ended.stderr
 
@@ -182,8 +182,9 @@ def test_options_travel_in_the_variable() -> None:
 
 
 def test_env_passes_the_key_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tenure", "env", "--redact", "--as", "json"]
-    out = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+    done = run_forked(["-m", "tenure", "env", "--redact", "--as", "json"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    out = done.stdout
     options = Options.parse(json.loads(out)["env_vars"]["TENURE"])
     assert len(options.redact) == 32
     assert str(ROOT) in json.loads(out)["env_vars"]["PYTHONPATH"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from forks import run_forked
 from watched import ROOT, ZOO, forked_run, tenure_here
 
 
@@ -21,8 +21,7 @@ def leaky(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tenure(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tenure", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
+    return run_forked(["-m", "tenure", *arguments])
 
 
 QUERIES = re.findall(r"```sql\n(.*?)```", (ROOT / "docs/recording.md").read_text(), re.DOTALL)

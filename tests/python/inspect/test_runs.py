@@ -34,9 +34,9 @@ def program(folder: Path, text: str, name: str = "train.py") -> str:
 
 
 def test_the_latest_run_in_a_folder_is_judged(tmp_path: Path) -> None:
-    leaks = tenure_run([program(tmp_path, "train(True)")], tmp_path)
+    leaks = forked_run([program(tmp_path, "train(True)")], tmp_path)
     assert leaks.verdict["verdict"] == "leak"
-    sound = tenure_run([program(tmp_path, "train(False)")], tmp_path)
+    sound = forked_run([program(tmp_path, "train(False)")], tmp_path)
     assert sound.verdict["verdict"] == "flat", sound.err
     assert len(sound.verdict["ranks"]) == 1
     assert "FLAT" in sound.err

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 import torch.distributed.pipelining.schedules as peer
 
 import tenure
+from forks import run_forked
 from tenure import pipelining
 from tenure.pipelining.schedules import Action
 
@@ -298,7 +297,5 @@ for ask in {asks}:
         print(ask, repr(error), file=sys.stderr)
 """
     # In a program of its own, which is lost if it reads there.
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    done = run_forked(["-c", program])
     assert (done.returncode, done.stdout.splitlines()) == (0, asks), done.stderr

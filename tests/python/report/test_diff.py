@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from forks import run_forked
 from tenure.report.diff import compared, over_baseline, run_of, text_of
 from watched import forked_run, tenure_here
 
@@ -144,8 +143,8 @@ def test_a_terminal_is_given_no_escapes(runs: dict[str, Path], tmp_path: Path) -
 
 
 def test_commands(runs: dict[str, Path], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tenure", "diff", runs["main"], runs["large"], "--json"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    command = ["-m", "tenure", "diff", runs["main"], runs["large"], "--json"]
+    shown = run_forked(command, timeout=60)
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["peak"] > 0
     good = tenure_here("check", runs["main"], "--baseline", runs["main"])

@@ -8,7 +8,6 @@ import pickle
 import runpy
 import shutil
 import sqlite3
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import pytest
 import torch
 from torch.cuda import _memory_viz
 
+from forks import run_forked
 from tenure.errors import InputError
 from tenure.report.export import export
 from tenure.report.lives import Life, opened
@@ -281,8 +281,8 @@ def test_what_cannot_be_exported_is_said(recorded: Path, tmp_path: Path) -> None
 
 
 def test_the_command(recorded: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tenure", "export", str(recorded), "--as", "trace"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    command = ["-m", "tenure", "export", recorded, "--as", "trace"]
+    ended = run_forked(command, cwd=tmp_path, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == "written to tenure-trace.json\n"
     assert (tmp_path / "tenure-trace.json").exists()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 import tenure
+from forks import run_forked
 
 
 @pytest.fixture(autouse=True)
@@ -202,8 +201,7 @@ with tenure.store.scope("step", 1) as scope:
 
 def test_a_forked_child_of_a_member_can_be_watched(tmp_path: Path) -> None:
     """The part that tells of the store is inherited, and has nothing to tell."""
-    run = [sys.executable, "-c", WATCHED_CHILD, tmp_path]
-    done = subprocess.run(run, capture_output=True, text=True)
+    done = run_forked(["-c", WATCHED_CHILD, tmp_path])
     assert done.stdout == "0 [1.0, 1.0]\n", done.stderr
 
 

@@ -6,7 +6,6 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tenure
+from forks import run_forked
 from members import Member, RemoteError
 from store_work import raw, tensor_of
 
@@ -132,5 +132,5 @@ def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path, broken:
             "try:\n    tenure.store.join('tls-files', tls=sys.argv[1:])\n"
             "except tenure.InputError as error:\n    print(error)"
         )
-        said = subprocess.check_output([sys.executable, "-c", program, *files], text=True)
+        said = run_forked(["-c", program, *files]).stdout
         assert said.startswith(f"the {names[broken]} in {files[broken]} cannot be used: ")

@@ -6,7 +6,6 @@ import logging
 import os
 import statistics
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from forks import run_forked
 from intervals import interval
 from tenure.errors import InputError
 from tenure.telemetry.feeding import Feeder
@@ -287,11 +287,5 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
     """The program in a process of its own."""
     folder = str(Path(__file__).resolve().parents[1])
     path = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": path}
+    return run_forked(["-c", textwrap.dedent(program)], env=environment, timeout=120)

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 import tenure
+from forks import run_forked
 from probes import run_program
 from tenure.errors import CollectiveError, InputError
 from tenure.inspect.options import job_of
@@ -45,9 +45,7 @@ def run(code: str, folder: Path, code_expected: int) -> str:
         folder = {str(folder)!r}
         """
     program = textwrap.dedent(start) + textwrap.dedent(code)
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_forked(["-c", program], timeout=120)
     assert done.returncode == code_expected, done.stderr
     return done.stderr
 

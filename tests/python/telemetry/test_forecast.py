@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+from forks import run_forked
 from tenure.telemetry.rings import rings_of
 
 # It keeps a tensor of 4 MiB a step, and no more than 400 MiB are left.
@@ -31,13 +30,7 @@ for step in range(1, 1000):
 
 
 def test_a_run_dies_when_it_was_said_to(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LEAKS, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    done = run_forked(["-c", LEAKS, tmp_path], timeout=180)
     assert done.returncode == 1
     assert "you tried to allocate 4194304 bytes" in done.stderr
     assert "rank 0 ran out of memory" in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ import torch
 from torch import distributed as dist
 
 import tenure
+from forks import run_forked
 from offloading import tell
 from probes import run_program
 from ranks import run_ranks
@@ -330,7 +330,6 @@ with tenure.Monitor(sinks=[], every=1, folder=sys.argv[1]) as monitor:
 def test_that_peaks_are_not_known_is_said_once(tmp_path: Path) -> None:
     """In a process whose device's allocator has told nobody of what it gives out."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    run = [sys.executable, "-c", PEAKS, tmp_path]
-    done = subprocess.run(run, capture_output=True, text=True, env=environment)
+    done = run_forked(["-c", PEAKS, tmp_path], env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("device peaks within an interval are known only where they are") == 1

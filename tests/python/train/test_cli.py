@@ -13,6 +13,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from forks import run_forked
 from tenure.cli import app
 
 DEADLOCK = "0F0,0B0,0F1,0B1,0F2,0B2,0F3,0B3\n1F1,1B1,1F0,1B0,1F2,1B2,1F3,1B3\n"
@@ -176,8 +177,8 @@ def test_the_tutorial_lists_the_names_that_others_have_for_flags() -> None:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three steps on one rank, in a process: it has the clock and the groups to itself."""
     out = tmp_path_factory.mktemp("finished") / "run"
-    command = [sys.executable, "-m", "tenure", "train", "--steps", "3", "--out", str(out), *SMALL]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = ["-m", "tenure", "train", "--steps", "3", "--out", str(out), *SMALL]
+    done = run_forked(command, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return out
@@ -185,8 +186,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     flags = ["--learning-rate", "1e20", "--clip", "0", "--warm-up", "0", "--steps", "9", *SMALL]
-    command = [sys.executable, "-m", "tenure", "train", "--out", str(tmp_path / "run"), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = ["-m", "tenure", "train", "--out", str(tmp_path / "run"), *flags]
+    done = run_forked(command, timeout=120)
     assert done.returncode == 1
     assert re.fullmatch(
         r"tenure: the loss of step \d is (nan|inf): try a lower --learning-rate, or --clip\n",
@@ -199,8 +200,8 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
     """The loss of a step is found before the step spoils them."""
     out = tmp_path / "run"
     flags = ["--learning-rate", "1e30", "--warm-up", "0", "--steps", "1", *SMALL]
-    command = [sys.executable, "-m", "tenure", "train", "--out", str(out), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = ["-m", "tenure", "train", "--out", str(out), *flags]
+    done = run_forked(command, timeout=120)
     assert done.returncode == 1
     assert done.stderr.startswith("tenure: the validation loss of step 1 is nan: try a lower")
     assert not list((out / "checkpoints").iterdir())
@@ -232,8 +233,8 @@ def test_what_is_other_than_before_is_said(finished: Path, tmp_path: Path) -> No
     out = tmp_path / "run"
     subprocess.run(["cp", "-r", finished, out], check=True)
     flags = ["--seed", "7", "--dp", "1", "--save-every", "1", "--resume", *SMALL]
-    command = [sys.executable, "-m", "tenure", "train", "--steps", "4", "--out", str(out), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = ["-m", "tenure", "train", "--steps", "4", "--out", str(out), *flags]
+    done = run_forked(command, timeout=120)
     assert done.returncode == 0
     told = "the run goes on with other settings than it had: --seed 7 (was 0), --steps 4 (was 3)"
     assert done.stderr == f"tenure: {told}\n"

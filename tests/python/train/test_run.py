@@ -8,7 +8,6 @@ import re
 import resource
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from forks import Forked
 from tenure import _C
 from tenure.cli import app
 
@@ -25,8 +25,8 @@ SAVING = ["--save-every", "10", "--keep", "0", "--evaluate-every", "30"]
 ALONE = ["--ranks", "1"]
 SPLIT = ["--ranks", "2", "--pp", "2", "--zero", "3"]
 SHORT = ["--no-observe", "--sample-every", "0"]
-TENURE = [sys.executable, "-m", "tenure"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]  # any free port
+TENURE = ["-m", "tenure"]  # the ranks that it starts import torch, as torchrun's do
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]  # any free port
 JOINED = [*TORCHRUN, "--nproc-per-node", "2", "-m", "tenure"]
 
 
@@ -34,7 +34,7 @@ def start(
     out: Path, *arguments: str, program: list[str] = TENURE, stdout: Any = subprocess.PIPE
 ) -> subprocess.Popen[str]:
     command = [*program, "train", "--out", str(out), *SIZE, *SAVING, *arguments]
-    return subprocess.Popen(
+    return Forked(
         command,
         stdout=stdout,
         stderr=subprocess.PIPE,
