@@ -8,6 +8,7 @@ What they can be told to do are the functions of store_work.py.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pickle
@@ -18,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,20 +46,22 @@ class RemoteError(AssertionError):
 
 
 class Member:
+    """`within` names a network namespace that it goes into."""
+
     def __init__(
         self,
         job: str,
         role: str = "trainer",
         rank: int = 0,
         *,
-        within: tuple[str, ...] = (),
+        within: str = "",
         environment: dict[str, str] | None = None,
         **options: Any,
     ) -> None:
-        arguments = [str(HERE / "members.py"), job, role, str(rank), json.dumps(options)]
         known = os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
-        start = partial(subprocess.Popen, [*within, sys.executable, *arguments])
-        self.process = (start if within else partial(Forked, arguments, seed=rank % 2))(
+        self.process = Forked(
+            [HERE / "members.py", job, role, rank, json.dumps(options), within],
+            seed=rank % 2,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=known | GIVES_BACK | (environment or {}),
@@ -127,6 +129,15 @@ def _receive(stream: IO[bytes]) -> Any:
     return pickle.loads(stream.read(struct.unpack("<Q", head)[0]))
 
 
+def _enter(namespace: str) -> None:
+    """Takes the thread there, and those that it starts."""
+    of_the_network = 0x40000000
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/run/netns", namespace).open() as file:
+        if libc.setns(file.fileno(), of_the_network) != 0:
+            raise OSError(ctypes.get_errno(), f"the namespace {namespace} cannot be entered")
+
+
 def _obey() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed must not get between the answers
@@ -134,7 +145,9 @@ def _obey() -> None:
     import store_work
     import tenure
 
-    job, role, rank, options = sys.argv[1:]
+    job, role, rank, options, within = sys.argv[1:]
+    if within:
+        _enter(within)
     tenure.store.join(job, role, int(rank), **json.loads(options))
     while True:
         try:

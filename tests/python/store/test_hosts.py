@@ -40,9 +40,6 @@ class Hosts:
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "link", "set", end, "up")
 
-    def within(self, host: int) -> tuple[str, ...]:
-        return ("ip", "netns", "exec", self.names[host])
-
     def cut(self) -> None:
         ip("-n", self.names[0], "link", "set", self._ends[0], "down")
 
@@ -73,7 +70,7 @@ def members(hosts: Hosts) -> Iterator[list[Member]]:
                     job,
                     role,
                     0,
-                    within=hosts.within(host),
+                    within=hosts.names[host],
                     environment=environment,
                     listen=f"{hosts.addresses[host]}:0",
                     timeout=TIMEOUT_S,
@@ -126,7 +123,7 @@ def test_another_secret_is_refused(hosts: Hosts, members: list[Member]) -> None:
     rollout, trainer = members
     handle = rollout.call("put", "step", 0, {"shape": [10]})
     environment = {"TENURE_STORE_SECRET": secrets.token_hex(16)}
-    within = hosts.within(1)
+    within = hosts.names[1]
     for other in (environment, {}):
         with Member(handle.job, "thief", 0, within=within, environment=other) as thief:
             thief.start("get", handle)
