@@ -21,26 +21,38 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 from browsing import browser
 from fake_process import fake, pytest_configure, pytest_runtest_protocol
 
-# The files that take long, longest first, so that no worker is left with one of them at the end.
-# Before them comes one whose tests have the fixture `fake`: it runs all such tests of all files.
-LONGEST = [
+# Files in the order in which workers take them. The first has tests with the fixture `fake`: it
+# runs all such tests of all files. Then come those that look at all objects of the process, while
+# they are few; then those that take long, longest first, so that none is left alone at the end.
+FIRST = [
     "core/test_release_refusals.py",
+    "telemetry/test_flight.py",
+    "inspect/test_census.py",
+    "core/test_ledger.py",
+    "inspect/test_holders.py",
     "inspect/test_zoo.py",
-    "inspect/test_programs.py",
     "inspect/test_attach.py",
+    "inspect/test_programs.py",
+    "sharding/test_compiled.py",
+    "train/test_run.py",
+    "train/test_loop.py",
+    "report/test_report.py",
+    "inspect/test_launchers.py",
     "inspect/test_explained.py",
     "inspect/test_runs.py",
-    "inspect/test_many.py",
+    "telemetry/test_monitor.py",
+    "test_examples.py",
     "inspect/test_many_ranks.py",
-    "inspect/test_launchers.py",
-    "test_ranks.py",
-    "core/test_lifetimes.py",
-    "inspect/test_holders.py",
-    "inspect/test_options.py",
-    "inspect/test_census.py",
-    "report/test_report.py",
+    "store/test_examples.py",
+    "sharding/test_training.py",
+    "store/test_seed_000.py",
+    "offload/test_compile.py",
     "inspect/test_attach_refused.py",
-    "inspect/test_kinds.py",
+    "telemetry/test_top_live.py",
+    "inspect/test_options.py",
+    "inspect/test_many.py",
+    "pipelining/test_memory.py",
+    "test_ranks.py",
 ]
 FOLDER = Path(__file__).parent
 
@@ -48,7 +60,7 @@ FOLDER = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Orders the tests for workers, which take one file after another."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        place = {FOLDER / name: number for number, name in enumerate(LONGEST)}
+        place = {FOLDER / name: number for number, name in enumerate(FIRST)}
         items.sort(key=lambda item: place.get(item.path, len(place)))
 
 

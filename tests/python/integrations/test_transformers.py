@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from torch import nn
 import tenure
 from tenure.integrations import transformers as integration
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+pytestmark = pytest.mark.skipif(
+    not (find_spec("transformers") and find_spec("accelerate")),
+    reason="transformers and accelerate are not installed",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +32,8 @@ def one_thread() -> Iterator[None]:
 
 
 def trainer(folder: Path, **settings: Any) -> Any:
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=64,

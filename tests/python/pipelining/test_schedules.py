@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch.distributed.pipelining.schedules as peer
 
 import tenure
 from forks import run_forked
@@ -27,6 +26,13 @@ IN_TORCH = {
 SINGLE = ["gpipe", "1f1b"]
 V = ["zb-v", "dualpipev"]
 SIZES = list(itertools.product([1, 2, 3, 4, 6], [1, 2, 4, 5, 8, 12]))
+
+
+def peer() -> Any:
+    """Torch's own, which bring along all that compiles."""
+    import torch.distributed.pipelining.schedules
+
+    return torch.distributed.pipelining.schedules
 
 
 def stages_for(ranks: int, chunks: int) -> list[Any]:
@@ -61,7 +67,7 @@ class Recorder:
 
 
 def torch_class(name: str) -> Any:
-    return peer.get_schedule_class(IN_TORCH[name])
+    return peer().get_schedule_class(IN_TORCH[name])
 
 
 def run_single(name: str, rank: int, ranks: int, microbatches: int) -> list[str]:
@@ -126,7 +132,7 @@ def test_torch_loads_what_is_written(tmp_path: Path, name: str) -> None:
     schedule = pipelining.schedule(name, ranks=3, microbatches=6)
     file = tmp_path / "mine.csv"
     file.write_text(schedule.csv())
-    theirs = peer._PipelineScheduleRuntime(stages_for(3, schedule.stages // 3), 6)
+    theirs = peer()._PipelineScheduleRuntime(stages_for(3, schedule.stages // 3), 6)
     theirs._load_csv(str(file))
     assert [compute(theirs.pipeline_order[rank]) for rank in range(3)] == ours(schedule)
     assert theirs.stage_index_to_group_rank == dict(enumerate(schedule.rank_of_stage))

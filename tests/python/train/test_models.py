@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from tenure import InputError
 from tenure._C import (
@@ -52,14 +52,21 @@ CONFIGS = {
 models = pytest.mark.parametrize("ours", CONFIGS.values(), ids=CONFIGS.keys())
 
 
-def hugging_face(ours: TrainConfig, path: Path) -> PreTrainedModel:
+def classes_of(kind: str) -> tuple[Any, Any]:
+    """Theirs of a config and a model, which bring along all that compiles."""
+    import transformers
+
+    if kind == "gpt2":
+        return transformers.GPT2Config, transformers.GPT2LMHeadModel
+    return transformers.LlamaConfig, transformers.LlamaForCausalLM
+
+
+def hugging_face(ours: TrainConfig, path: Path) -> Any:
     """A model of theirs, of random weights, from the config.json that we write."""
     torch.manual_seed(0)
     ours.write(str(path / "config.json"))
-    classes = (
-        (GPT2Config, GPT2LMHeadModel) if ours.kind == "gpt2" else (LlamaConfig, LlamaForCausalLM)
-    )
-    model: PreTrainedModel = classes[1](classes[0].from_pretrained(path))
+    classes = classes_of(ours.kind)
+    model = classes[1](classes[0].from_pretrained(path))
     for parameter in model.parameters():  # biases and norms, too, must matter
         torch.nn.init.normal_(parameter, 0.5 if parameter.dim() == 1 else 0.0, 0.1)
     return model
@@ -317,10 +324,8 @@ def test_named_sizes_have_the_weights_they_should(
     stage = TrainStage(named, device=torch.device("meta"))
     assert sum(weight.numel() for _, weight in stage.named_weights()) == count
     named.write(str(tmp_path / "config.json"))
+    classes = classes_of(kind)
     with torch.device("meta"):
-        classes = (
-            (GPT2Config, GPT2LMHeadModel) if kind == "gpt2" else (LlamaConfig, LlamaForCausalLM)
-        )
         theirs = classes[1](classes[0].from_pretrained(tmp_path))
     assert {name: value.shape for name, value in theirs.named_parameters()} == {
         name: value.shape for name, value in stage.named_weights()
