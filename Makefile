@@ -53,7 +53,8 @@ test-integrations: build ## tests beside TRL with all that it brings, in an envi
 
 soak: build ## what `make test` does in short, at full length
 	TENURE_HEALTHY_RUNS=200 TENURE_STORE_STEPS=500 TENURE_ATTACH_TIMES=100 TENURE_GRAPH_BLOCKS=32 \
-	  $(BIN)/python -m pytest tests/python/inspect/test_many.py tests/python/inspect/test_attach.py \
+	  TENURE_PIPELINE_STEPS=30 $(BIN)/python -m pytest tests/python/inspect/test_many.py \
+	  tests/python/inspect/test_attach.py tests/python/pipelining/test_training.py \
 	  tests/python/sharding/test_checker.py tests/python/store/test_seed_000.py
 
 fuzz: ## look for inputs that the store's parsers or a live server take wrongly; SECONDS=60 for each

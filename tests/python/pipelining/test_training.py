@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from functools import cache
@@ -14,7 +15,8 @@ import tenure
 from ranks import run_ranks
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v", "dualpipev"]
-MICROBATCHES, STEPS = 8, 12
+MICROBATCHES = 8
+STEPS = int(os.environ.get("TENURE_PIPELINE_STEPS", "12"))
 
 
 class Block(nn.Module):
