@@ -1,4 +1,5 @@
 // How a session that may recompute follows its plan: drops, makes again, and tells.
+#include <tenure/core/error.h>
 #include <tenure/core/hold.h>
 #include <tenure/core/release.h>
 #include <tenure/core/text.h>
@@ -150,20 +151,28 @@ std::shared_ptr<SavedStorage> State::save_root(const at::Tensor& tensor, size_t 
 }
 
 c10::Storage State::content(SavedStorage& entry, const c10::Stream& compute) {
-  if (entry.action == Action::keep) {
+  if (entry.action == Action::keep && entry.kept.held()) {
     return entry.kept.storage();
   }
   if (auto there = entry.original.lock(); there && !is_released(*there)) {
     stay_or_go(entry, *there);
     return std::move(*there);
   }
+  if (entry.action == Action::keep) {
+    throw UseAfterRelease(
+        text("saved activations are asked for more often than in the step that was profiled, and ",
+             entry.original.text(),
+             ", of which they are made again, has been let go after its last use then. Look at "
+             "saved tensors in the profiled step, too, or outside of Fit"));
+  }
   return fetched(entry, compute, Sharing::shared);
 }
 
-// Its host copy stays until nobody is made of it. What has still not left counts from here on
-// among what leaves, for which the next tick waits: the plan has it no longer on the device.
+// The plan has it no longer on the device. Its host copy stays until nobody is made of it; one that
+// has still not left counts from here on among what leaves, for which the next tick waits.
 void State::used_up(SavedStorage& root) {
   root.fetched.release();
+  root.kept.release();
   lane(root.original.device()).outgoing.set_needed(&root, false);
 }
 

@@ -43,6 +43,61 @@ def test_it_is_kept_in_every_step_after_the_proof(part: float, audit: float) -> 
     assert fit.stats().mode == "planned"
 
 
+class Residual(nn.Module):
+    """Autograd does not save what is added up; all that it saves can be made of that."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.up, self.down = (nn.Linear(width, width, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        norm = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return x + self.down(nn.functional.silu(self.up(self.weight * norm.to(x.dtype))))
+
+
+def residuals() -> Job:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Residual(64) for _ in range(8)]).to(torch.bfloat16)
+    x = torch.randn(512, 64, dtype=torch.bfloat16)
+    return Job(model, lambda n: model(x + n).float().square().mean())
+
+
+@pytest.mark.parametrize("part", [0.03, 0.08, 0.15, 0.3, 0.5])
+def test_what_others_are_made_of_goes_with_its_last_use(part: float) -> None:
+    job = residuals()
+    fit = tenure.Fit(job.model, budget=budget_at(probe(residuals()), part), audit=0)
+    for n in range(6):
+        job.model.zero_grad(set_to_none=True)
+        inside(job, n, fit)
+        if n > 1:
+            assert fit.stats().peak <= fit.stats().promised
+    assert fit.stats().dropped_bytes > 0
+
+
+def test_a_saved_tensor_that_is_looked_at_too_often_is_named() -> None:
+    job = residuals()
+    fit = tenure.Fit(job.model, budget=budget_at(probe(residuals()), 0.1), audit=0)
+
+    def look(node: object) -> None:
+        for name in ("_saved_self", "_saved_other", "_saved_result"):
+            getattr(node, name, None)
+
+    for n in range(4):
+        inside(job, n, fit)
+    with fit, pytest.raises(RuntimeError, match="asked for more often than in the step that was"):
+        loss = job.loss(5)
+        nodes, seen = [loss.grad_fn], set()
+        while nodes:
+            node = nodes.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                look(node)
+                nodes += [following for following, _ in node.next_functions]
+        loss.backward()
+
+
 class Chains(nn.Module):
     """Autograd saves the two ends of each chain, a small and a large one, and nothing between."""
 
