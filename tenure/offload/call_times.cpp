@@ -5,15 +5,15 @@
 
 namespace tenure::offload {
 
-void CallTimes::begin(std::optional<c10::Device> device) {
-  device_ = device && !device->is_cpu() ? device : std::nullopt;
+void CallTimes::begin(c10::Device device) {
+  device_ = device;
   begin_.reset();
   made_.clear();
 }
 
 c10::Event CallTimes::mark() const {
-  c10::Event out(device_->type(), c10::EventFlag::BACKEND_DEFAULT);
-  out.record(current_stream(*device_));
+  c10::Event out(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+  out.record(current_stream(device_));
   return out;
 }
 
@@ -26,7 +26,7 @@ void CallTimes::called(size_t index) {
 
 void CallTimes::made(const Operator& op, const torch::jit::Stack& stack) {
   const auto* output = op.returns > 0 ? output_at(stack, op, 0) : nullptr;
-  const bool elsewhere = output == nullptr || output->device() != *device_;
+  const bool elsewhere = output == nullptr || output->device() != device_;
   made_.push_back({.index = index_, .end = mark(), .elsewhere = elsewhere});
 }
 
@@ -40,7 +40,7 @@ std::vector<std::pair<size_t, double>> CallTimes::seconds() {
     }
     before = &one.end;
   }
-  begin({});
+  begin(c10::Device(c10::DeviceType::CPU));
   return out;
 }
 

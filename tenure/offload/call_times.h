@@ -24,10 +24,10 @@ struct Operator;
 
 class CallTimes {
  public:
-  // A forward begins on that device; none: nothing is timed. On the CPU a call takes what it takes.
-  void begin(std::optional<c10::Device> device);
-  bool runs() const { return device_.has_value(); }
-  void stop() { device_.reset(); }
+  // A forward begins on that device. On the CPU, where a call takes what it takes, nothing is
+  // timed.
+  void begin(c10::Device device);
+  bool runs() const { return !device_.is_cpu(); }
   // The call `index` comes, and has left its outputs on the stack.
   void called(size_t index);
   void made(const Operator& op, const torch::jit::Stack& stack);
@@ -44,7 +44,7 @@ class CallTimes {
 
   c10::Event mark() const;
 
-  std::optional<c10::Device> device_;
+  c10::Device device_ = c10::Device(c10::DeviceType::CPU);
   std::optional<c10::Event> begin_;
   size_t index_ = 0;
   std::vector<Made> made_;

@@ -81,7 +81,7 @@ void State::begin() {
     proving_ = false;
     const bool times =
         mode_ == Mode::planned && meter_ != nullptr && !known_->followed->timed_in_place;
-    call_times_.begin(times ? std::optional(meter_->device()) : std::nullopt);
+    call_times_.begin(times ? meter_->device() : c10::Device(c10::DeviceType::CPU));
     kept_profiled_.clear();
     profile_.begin();
     lineage_.begin(mode_ == Mode::planned ? known_->followed : nullptr);
