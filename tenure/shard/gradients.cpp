@@ -31,10 +31,12 @@ void Gradients::take(const Layout& layout, size_t parameter, const at::Tensor& g
   }
   const bool came = came_.at(parameter);
   came_[parameter] = true;
-  // A view would keep all of its storage, and a copy in a smaller dtype is the smaller one.
+  // A view would keep all of its storage, and a copy in a smaller dtype is the smaller one. What is
+  // someone's beside, the parameter itself for one, may be gone or written to by then.
   const auto keep = memory == Memory::given && !came && !all_.defined() &&
                     gradient.dtype() == options_.dtype() && gradient.is_contiguous() &&
-                    gradient.numel() > 0 && gradient.nbytes() == gradient.storage().nbytes();
+                    gradient.numel() > 0 && gradient.nbytes() == gradient.storage().nbytes() &&
+                    gradient.storage().use_count() == 1;
   auto& kept = kept_[parameter];
   if (keep) {
     kept = Alias(gradient, owner);

@@ -98,6 +98,41 @@ def test_gradients_are_put_together_when_their_unit_has_gone() -> None:
         assert 2 <= units < 2.1  # of a gradient more there is nothing
 
 
+class HalfSquare(torch.autograd.Function):
+    """Its gradient is the parameter itself."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return 0.5 * (weight * weight).sum()
+
+    @staticmethod
+    def backward(ctx: Any, _gradient: torch.Tensor) -> torch.Tensor:
+        (weight,) = ctx.saved_tensors
+        return weight.view(-1)
+
+
+class Squared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(64.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return HalfSquare.apply(self.weight) + 0 * x.sum()
+
+
+def own_memory(_rank: int, _world: int) -> None:
+    model = tenure.shard(nn.Sequential(Squared()))
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.ones(1)).backward()
+        assert torch.equal(model.tenure.full_gradients()["0.weight"], torch.arange(64.0))
+
+
+def test_a_gradient_in_the_units_own_memory_is_copied_while_that_is_there() -> None:
+    run_ranks(own_memory, 2)
+
+
 def written(rank: int, _world: int) -> None:
     """A write into a gathered parameter is seen."""
     model = tenure.shard(Net())
