@@ -25,11 +25,11 @@
 namespace tenure {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 
 struct Walk {
   MappedSample mapped;
-  Clock::time_point begin;
+  SteadyClock::time_point begin;
 };
 
 // The soft limit, if there is one.
@@ -79,7 +79,7 @@ struct Files {
 
   // What the whole process maps. Some sandboxes have no smaps_rollup: nullopt.
   [[nodiscard]] std::optional<Walk> walk() const {
-    const auto begin = Clock::now();
+    const auto begin = SteadyClock::now();
     std::array<char, 2048> buffer{};
     const auto text = rollup.read(buffer);
     const auto pss = bytes_after("Pss:", text);
@@ -276,7 +276,7 @@ Sample Sampler::sample() const {
     out.pinned = sample_pinned(out.devices.front().device.type());
   }
   if (auto walk = own.latest.read()) {
-    walk->mapped.age = Clock::now() - walk->begin;
+    walk->mapped.age = SteadyClock::now() - walk->begin;
     out.process.mapped = walk->mapped;
   }
   return out;
@@ -314,8 +314,8 @@ void Sampler::rest() {
     state_.store(nullptr);
   }
   // Who comes from now on finds a new state, so those who may still use this one only get fewer.
-  for (const auto until = Clock::now() + 100ms; users_.load() != 0;) {
-    if (Clock::now() > until) {
+  for (const auto until = SteadyClock::now() + 100ms; users_.load() != 0;) {
+    if (SteadyClock::now() > until) {
       return;  // in a child that was forked during a sample, say
     }
     std::this_thread::yield();
