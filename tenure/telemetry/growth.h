@@ -2,9 +2,15 @@
 //
 // Note [Growth and its uncertainty]
 // The slope is Theil and Sen's, the median over all pairs of points, which a few wild values do not
-// bend; its limits are the pairs' slopes at the places that Kendall's test gives for 99 %. Growth
-// is said to be there if both the whole window's and its newer half's lower limit are above a
-// threshold: a warm-up that levels off and a sawtooth are not.
+// bend; its limits are the pairs' slopes at the places that Kendall's test gives for 99.9 %: it is
+// made anew at each interval of a long run. Growth is said to be there if both the whole window's
+// and its newer half's lower limit (that for 99 %) are above a threshold: a warm-up that levels off
+// and a sawtooth are not.
+//
+// The test takes points for independent. Memory is not: what it has now it mostly has at the next
+// interval, so a flat series wanders. The limits are as much wider as neighbours are alike, once
+// the slope is taken off. What hardly ever falls does not wander, it rises in stairs: its limits
+// stay.
 #pragma once
 
 #include <array>

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <random>
 
 namespace tenure::telemetry {
 namespace {
@@ -66,6 +67,28 @@ TEST(Growth, WhatDoesNotGrowForGoodIsSilent) {
   EXPECT_FALSE(series(64, [](double step, int) { return 100 * step; }).growth(2048)) << "a list";
   EXPECT_FALSE(series(11, [](double step, int) { return 9000 * step; }).growth(2048))
       << "too short";
+}
+
+TEST(Growth, WhatWandersIsNotSaidToGrow) {
+  // Each value is mostly the last one's: it drifts for a while and comes back.
+  for (const double likeness : {0.0, 0.5, 0.9}) {
+    std::mt19937 random(1);
+    std::normal_distribution<double> fresh(0, 2 * kMiB);
+    Series wandering;
+    double value = 0;
+    int said = 0;
+    for (int i = 0; i < 1500; ++i) {
+      value = likeness * value + fresh(random);
+      wandering.add(i, 300 * kMiB + value);
+      said += wandering.growth(2048) ? 1 : 0;
+    }
+    EXPECT_EQ(said, 0) << likeness;
+  }
+}
+
+TEST(Growth, StairsThatNeverFallGrow) {
+  const auto stairs = series(64, [](double, int i) { return 10 * kMiB * (i / 8); });
+  EXPECT_TRUE(stairs.growth(2048));
 }
 
 TEST(Growth, OnlyTheNewestPointsCount) {
