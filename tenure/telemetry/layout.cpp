@@ -3,6 +3,8 @@
 #include <tenure/core/text.h>
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 namespace tenure::telemetry {
 
@@ -30,6 +32,26 @@ std::vector<std::optional<Found>> read_words(std::span<const int64_t> words,
     out.push_back(unpack(of[i % of.size()], words[i]));
   }
   return out;
+}
+
+void drop_unknown_peaks(std::span<std::optional<Found>> found, bool exact) {
+  constexpr auto peaks = std::to_array<std::pair<K, K>>({
+      {K::device_allocated_peak, K::device_allocated_top},
+      {K::device_active_peak, K::device_active_top},
+      {K::device_inactive_peak, K::device_inactive_top},
+      {K::device_reserved_peak, K::device_reserved_top},
+      {K::host_rss_peak, K::host_rss_top},
+  });
+  for (size_t slot = 0; slot < found.size(); slot += kKeys) {
+    for (const auto& [interval, start] : peaks) {
+      auto& peak = found[slot + static_cast<size_t>(interval)];
+      const auto& top = found[slot + static_cast<size_t>(start)];
+      const bool known = exact && interval == K::device_allocated_peak;
+      if (!known && peak && top && peak->value < top->value) {
+        peak.reset();
+      }
+    }
+  }
 }
 
 std::string layout_text() {

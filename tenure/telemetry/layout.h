@@ -31,6 +31,13 @@ void write_words(std::span<const Key> keys, std::span<const int64_t> figures, ui
 std::vector<std::optional<Found>> read_words(std::span<const int64_t> words,
                                              std::span<const Key> of = keys());
 
+// Takes away the interval's peaks among ranks that cannot be told. Where nothing is traced a rank
+// knows such a peak only if it is the highest since its start, and says nothing otherwise; then the
+// highest of those that were said may be that of another rank. It is not if nobody ever had more.
+// `exact`: ranks know those of allocated memory at every interval. `found` is what read_words
+// returned.
+void drop_unknown_peaks(std::span<std::optional<Found>> found, bool exact);
+
 // All that ranks must agree on to understand each other's words.
 std::string layout_text();
 

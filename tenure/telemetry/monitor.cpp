@@ -252,6 +252,7 @@ struct Monitor::State {
   // The figures of all ranks.
   void read_others(Told& out, std::span<const int64_t> all, const std::stop_token& stop) {
     out.found = read_words(all);
+    drop_unknown_peaks(out.found, knows_peaks);
     out.peak_rank = peak_rank(out.found);
     on_board([&](Board& rows) {
       rows.tidy();

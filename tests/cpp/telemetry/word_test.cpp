@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <vector>
 
 namespace tenure::telemetry {
@@ -184,6 +185,46 @@ TEST(Layout, ALowPeakThatRisesIsNotTheHighest) {
   std::ranges::transform(words, others, words.begin(),
                          [](auto a, auto b) { return std::max(a, b); });
   EXPECT_EQ(peak_rank(read_words(words)), 3U);
+}
+
+// One on a plateau does not say how high it was in this interval, one that rises does.
+TEST(Layout, TheHighestPeakIsToldOnlyIfItIsKnown) {
+  Row plateau;
+  plateau.set(K::host_rss, 600);
+  plateau.set(K::host_rss_top, 640);
+  plateau.set(K::device_allocated_top, 70);
+  Row rising;
+  rising.set(K::host_rss_peak, 250);
+  rising.set(K::host_rss_top, 250);
+  rising.set(K::device_allocated_peak, 11);
+  rising.set(K::device_allocated_top, 50);
+  std::vector<int64_t> words(words_of(2));
+  std::vector<int64_t> others(words_of(2));
+  write_words(plateau, 1, 0, words);
+  write_words(rising, 2, 1, others);
+  std::ranges::transform(words, others, words.begin(),
+                         [](auto a, auto b) { return std::max(a, b); });
+  const auto peaks = [&](bool exact, K key) {
+    auto found = read_words(words);
+    drop_unknown_peaks(found, exact);
+    std::vector<std::optional<Found>> out;
+    for (size_t slot = 0; slot < 3; ++slot) {
+      out.push_back(found[slot * kKeys + static_cast<size_t>(key)]);
+    }
+    return out;
+  };
+  using Peaks = std::vector<std::optional<Found>>;
+  const auto none = std::optional<Found>();
+  EXPECT_EQ(peaks(true, K::host_rss_peak), (Peaks{none, none, Found{250, 2}}));
+  EXPECT_EQ(peaks(true, K::device_allocated_peak), (Peaks{Found{11, 2}, none, Found{11, 2}}));
+  EXPECT_EQ(peaks(false, K::device_allocated_peak), (Peaks{none, none, none}));
+
+  rising.set(K::host_rss_peak, 641);
+  rising.set(K::host_rss_top, 641);
+  write_words(rising, 2, 1, words);
+  std::ranges::transform(words, others, words.begin(),
+                         [](auto a, auto b) { return std::max(a, b); });
+  EXPECT_EQ(peaks(true, K::host_rss_peak)[0], (Found{641, 2}));
 }
 
 }  // namespace
