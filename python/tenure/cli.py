@@ -458,7 +458,9 @@ def top(
         str, typer.Argument(help="Where the run's Monitor keeps its rings.")
     ] = "run.tenure",
     sort: Annotated[TopSort, typer.Option(help="Which ranks come first.")] = TopSort["rank"],
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[
+        float, typer.Option(min=0.1, max=3600.0, help="Seconds between two looks.")
+    ] = 1.0,
     once: Annotated[
         bool,
         typer.Option("--once", help="One table, and end; so it is where output is no terminal."),

@@ -198,12 +198,21 @@ def _meant(rule: str, name: str, number: float, unit: str) -> tuple[tuple[str, .
             )
         keys = tuple(one if one in KEYS else f"{one}_bytes" for one in names)
         limit = number * _BYTES[unit]
-    unknown = [key for key in keys if key not in KEYS]
-    if unknown:
+    if any(key not in KEYS for key in keys):
+        if unit != "%" and all(f"{one}_permille" in KEYS for one in names):
+            raise InputError(f"{rule!r} is no alert rule: {name} is in %, as in '{name} > 20%'")
         raise InputError(
             f"{rule!r} is no alert rule: there is no figure {name!r}"
             f"{' in %' if unit == '%' else ''}; there are {', '.join(_SHORT)}, and the keys that "
             "docs/telemetry.md lists"
+        )
+    if unit == "%" and not 0 <= number <= 100:
+        raise InputError(f"{rule!r} is no alert rule: what is in % is from 0 to 100")
+    measured = KEYS[keys[0]].unit
+    if unit not in ("", "%") and not measured.startswith("bytes"):
+        raise InputError(
+            f"{rule!r} is no alert rule: {name} is not in {unit}, it is "
+            f"{'a number' if measured == 'count' else f'in {measured}'}"
         )
     return keys, limit
 

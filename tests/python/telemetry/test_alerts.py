@@ -67,6 +67,13 @@ def test_what_a_rule_means(rule: str, values: dict[str, int], broken: bool | Non
         "growth > 1 MB/step for ever",
         "rss > 5%",
         "headroom < 5% and rss > 1 GB",
+        "headroom < 500%",
+        "headroom < -5%",
+        "host_headroom_permille < 5 GB",
+        "leases < 10 MB",
+        "step_microseconds > 5 GiB",
+        "steps_left < 100 MB",
+        "fragmentation > 20",
         None,
         7,
     ],
@@ -75,6 +82,13 @@ def test_a_rule_that_does_not_parse_is_one_sentence(rule: Any) -> None:
     with pytest.raises(tenure.InputError, match="is no alert rule") as caught:
         Alert(rule)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_wrong_with_a_unit_is_said() -> None:
+    with pytest.raises(tenure.InputError, match="fragmentation is in %, as in 'fragmentation >"):
+        Alert("fragmentation > 20")
+    with pytest.raises(tenure.InputError, match="retries is not in MB, it is a number"):
+        Alert("retries > 3 MB")
 
 
 def test_an_action_that_is_none() -> None:

@@ -40,6 +40,13 @@ def test_names_functions_and_objects_are_sinks(tmp_path: Path) -> None:
     assert make([], tmp_path) == []
 
 
+def test_a_function_may_change_what_it_is_given(tmp_path: Path) -> None:
+    (sink,) = make(lambda figures: figures.world.clear(), tmp_path)
+    given = interval()
+    sink.write(given)
+    assert given == interval()
+
+
 @pytest.mark.parametrize(
     ("spec", "told"),
     [

@@ -9,6 +9,7 @@ sink is opened, on a thread of its own.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -83,9 +84,13 @@ class _Called:
 
     def __init__(self, function: Callable[[Figures], None]) -> None:
         self.name = str(getattr(function, "__name__", type(function).__name__))
-        self.write = function
+        self._function = function
 
     def open(self) -> None: ...
+
+    def write(self, figures: Figures) -> None:
+        """Gives it figures of its own, which it may change."""
+        self._function(copy.deepcopy(figures))
 
     def close(self) -> None: ...
 
