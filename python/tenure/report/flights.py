@@ -25,6 +25,7 @@ __all__ = ["Left", "find", "page", "screen", "title"]
 _APART = 60.0  # seconds by which ranks of one run may begin apart, or end of one cause
 _SKEW = 1.0  # seconds by which hosts' clocks may differ
 _MOST_LINES = 64  # of ranks
+_PAST = ("rank", "step", "time", "trace", "holders", "ledger")  # kept of what was survived
 _PAGE = Path(__file__).parent / "page" / "flight.html"
 
 
@@ -39,6 +40,7 @@ class Left:
         present: Whether it never said that it left.
         sample: Its last sample, of its ring.
         sampled: When that was, in seconds since 1970.
+        failure: Of what it ended, as its ring says; empty: of nothing, or it does not say.
     """
 
     who: Presence
@@ -47,6 +49,7 @@ class Left:
     present: bool = False
     sample: Mapping[str, int] = field(default_factory=dict)
     sampled: float = 0.0
+    failure: str = ""
 
     @property
     def reason(self) -> str:
@@ -94,9 +97,8 @@ def find(paths: Iterable[str | Path]) -> list[Left]:
     for path in map(folder_of, paths):
         if not path.is_dir():
             continue
-        files = sorted([*path.glob(f"*{LIVE}"), *path.glob(f"*{FLIGHT}")])
-        rings = _rings(path) if files else {}
-        for file in files:
+        rings = _rings(path)
+        for file in sorted([*path.glob(f"*{LIVE}"), *path.glob(f"*{FLIGHT}")]):
             told = _told(file)
             if told is None:
                 continue
@@ -106,23 +108,28 @@ def find(paths: Iterable[str | Path]) -> list[Left]:
                 if ring.identity.started / 1e9 > who.began:
                     continue  # it was started again since, and has nothing to say of that
                 ring = None
-            sample = ring.rows[-1] if ring and ring.rows else {}
             key = path, who.stem
             before = left.get(key, Left(who, alive=is_alive(who)))
             is_live = file.name.endswith(LIVE)
-            left[key] = Left(
+            told_by = Left(
                 who,
                 before.document if is_live else document,
                 before.alive,
                 before.present or is_live,
-                sample,
-                sample.get("when", 0) / 1e9,
             )
+            left[key] = _with_ring(told_by, ring) if ring else told_by
+        job = next((one.who.job for (place, _), one in left.items() if place == path), "")
+        for ring in rings.values():
+            if ring.state in ("failed", "died") and (path, ring.path.stem) not in left:
+                alone = Left(_owner_of(ring, job), alive=False, present=True)
+                left[path, ring.path.stem] = _with_ring(alone, ring)
     run = _latest(left)
     # Of a rank on another host only what happened to others tells whether it still runs.
     ended = any(one.fatal for one in run)
     run = [one if one.alive is not None else replace(one, alive=not ended) for one in run]
     run = [_ended_short(one) if _failed_others(one, run) else one for one in run]
+    run = [_gone_on(one) if _has_gone_on(one, run) else one for one in run]
+    run = [_by_its_ring(one) if one.failure and not one.document else one for one in run]
     if not any(one.document or one.speechless for one in run):
         return []
     return sorted(run, key=_precedence)
@@ -218,6 +225,59 @@ def _ended_short(one: Left) -> Left:
     return replace(one, document={**one.document, "headline": told})
 
 
+def _with_ring(one: Left, ring: Ring) -> Left:
+    from tenure.telemetry.rings import FAILED
+
+    sample = ring.rows[-1] if ring.rows else {}
+    told = ring.closed or ""
+    failure = told.removeprefix(FAILED) if told.startswith(FAILED) else ""
+    return replace(one, sample=sample, sampled=sample.get("when", 0) / 1e9, failure=failure)
+
+
+def _owner_of(ring: Ring, job: str) -> Presence:
+    """Who wrote a ring and nothing else."""
+    who = ring.identity
+    started = int(who.process_start) if who.process_start.isdigit() else 0
+    return Presence(
+        *(who.host, who.rank, who.ranks, who.stage, who.stages, who.pid, who.attempt),
+        *(who.started / 1e9, started, job, who.machine),
+    )
+
+
+def _has_gone_on(one: Left, run: list[Left]) -> bool:
+    """Whether steps ended after what its snapshot is of, on this rank and where it happened."""
+    if not one.document or one.reason == "request" or one.sampled <= one.document["time"]:
+        return False
+    if one.reason != "told":
+        return one.fatal
+    after = one.document.get("after", {})
+    return any(
+        other.who.rank == after.get("rank") and other.sampled > after.get("time", 0.0)
+        for other in run
+    )
+
+
+def _gone_on(one: Left) -> Left:
+    """What its snapshot is of is past: it ended otherwise, if it did."""
+    failed = {**one.document["headline"], "fatal": False}
+    is_over = one.failure or (one.present and not one.alive)
+    if is_over and one.reason != "told":
+        past = {name: one.document[name] for name in _PAST if name in one.document}
+        return _by_its_ring(replace(one, document={"earlier": {**past, "headline": failed}}))
+    if is_over or one.reason == "told":
+        return _by_its_ring(replace(one, document={}))
+    return replace(one, document={**one.document, "headline": failed})
+
+
+def _by_its_ring(one: Left) -> Left:
+    """That it failed, where it could write no snapshot of that."""
+    if not one.failure:
+        return one
+    told = {"reason": "exception", "text": one.failure, "fatal": True}
+    known = {"rank": one.who.rank, "step": one.sample.get("step"), "time": one.sampled}
+    return replace(one, document={**one.document, **known, "headline": told})
+
+
 def _survived(one: Left) -> str:
     return f"{_went_on(one)}; since then " if one.earlier else ""
 
@@ -240,7 +300,7 @@ def _precedence(one: Left) -> tuple[int, float, int]:
         return 2, one.time, one.who.rank
     if one.fatal:
         return (4 if follows else 3), one.time, one.who.rank
-    if one.reason == "memory":
+    if one.reason in ("memory", "exception", "signal"):
         return 5, one.time, one.who.rank
     if one.reason == "request" and one.earlier:
         return 5, float(one.earlier["time"]), one.who.rank
@@ -306,7 +366,7 @@ def _ending(one: Left) -> str:
     if one.speechless:
         return "left no word"
     if not one.document:
-        return "still running" if one.alive else "no snapshot"
+        return "still running" if one.alive else "no snapshot" if one.present else "ended"
     told = one.document["headline"]
     text = told.get("text", "")
     kind = "" if one.document.get("whole") else " (a row)"
@@ -316,8 +376,10 @@ def _ending(one: Left) -> str:
         end = f"stopped after {text}" if text else "stopped after another rank"
     elif one.reason == "request":
         end = f"asked: {text}"
+    elif one.document.get("whole") is None:
+        end, kind = text, ""  # as the ring tells
     else:
-        end = text
+        end = text if one.fatal else f"{text}, and went on"
     if one.earlier:
         step, told = one.earlier.get("step"), one.earlier["headline"]
         what = "ran out of memory" if told.get("reason") == "memory" else told.get("text", "failed")

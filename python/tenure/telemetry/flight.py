@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tenure import _C, _inputs
+from tenure import _C, _inputs, clock
 from tenure.errors import InputError
 from tenure.inspect.files import whole as whole_file
 from tenure.inspect.options import say
@@ -23,7 +23,7 @@ from tenure.telemetry import snapshot
 from tenure.telemetry.headline import headline, top_holder
 from tenure.telemetry.presence import FLIGHT, LIVE, REQUEST, this_process
 from tenure.telemetry.shortage import Shortage, shortage_in, shortage_of_device
-from tenure.telemetry.triggers import Hooks, observe_cuda
+from tenure.telemetry.triggers import Hooks, observe_cuda, uncaught
 
 __all__ = ["SCHEMA", "FlightRecorder", "may_record"]
 
@@ -151,7 +151,8 @@ class FlightRecorder:
         self._reserve: mmap.mmap | None = None
         self._thread: threading.Thread | None = None
         self._writing = threading.Lock()
-        self._last: tuple[float, str] | None = None  # failure: when, and memory, own or told
+        # Failure: when, whether it is of memory, own or told, and the steps until then.
+        self._last: tuple[float, str, int] | None = None
         self._short: tuple[float, Shortage, Document] | None = None  # CUDA's, when it was
 
     @property
@@ -189,7 +190,7 @@ class FlightRecorder:
         self._thread.start()
         self._hooks = Hooks(self.failed)
         observe_cuda(self._ran_short)
-        atexit.register(self.close)
+        atexit.register(self.end)
         _current = self
         return self
 
@@ -251,7 +252,7 @@ class FlightRecorder:
         assert self._flight is not None
         assert self._hooks is not None
         assert self._thread is not None
-        atexit.unregister(self.close)
+        atexit.unregister(self.end)
         self._hooks.remove()
         observe_cuda(None)
         self._wait_for_turn()
@@ -261,6 +262,13 @@ class FlightRecorder:
         self._drop_reserve()
         self._me.file(self._folder, LIVE).unlink(missing_ok=True)
         _current = None
+
+    def end(self) -> None:
+        """Closes it where the process ends; of what, it may not have been told."""
+        error = uncaught()
+        if isinstance(error, Exception):  # whoever put a hook over ours may not have called it
+            self.failed(error)
+        self.close()
 
     def __enter__(self) -> Self:
         """Starts it."""
@@ -370,10 +378,13 @@ class FlightRecorder:
         """Whether what was written a moment ago is the cause of this, and better evidence."""
         if self._last is None or time.monotonic() - self._last[0] > _TOGETHER:
             return False
-        return not (kind == "memory" and self._last[1] != "memory")
+        _, last, step = self._last
+        if last != "told" and clock.steps() > step:
+            return False  # that was survived
+        return not (kind == "memory" and last != "memory")
 
     def _mark(self, kind: str) -> None:
-        self._last = (time.monotonic(), kind)
+        self._last = (time.monotonic(), kind, clock.steps())
         self._need_flight().keep()
 
     def _remember(self, document: Document) -> None:

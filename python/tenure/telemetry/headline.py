@@ -18,13 +18,13 @@ def headline(document: Document) -> str:
     who = f"rank {document.get('rank', '?')}"
     at = f" at step {document['step']:,}" if document.get("step") else ""
     reason, text = told.get("reason"), told.get("text", "")
+    went_on = "" if told.get("fatal", reason != "memory") else ", and went on"
     if reason == "memory":
-        went_on = "" if told.get("fatal") else ", and went on"
         return f"{who} ran out of memory{at}{_shortage(told)}{went_on}"
     if reason == "signal":
-        return f"{who} was ended by {text}{at}"
+        return f"{who} was {'sent' if went_on else 'ended by'} {text}{at}{went_on}"
     if reason == "exception":
-        return f"{who} failed{at}: {text}"
+        return f"{who} failed{at}: {text}{went_on}"
     if reason == "told":
         return f"{who} stopped{at} after {text or 'another rank'}"
     return f"{who} was asked for a snapshot{at}" + (f": {text}" if text else "")

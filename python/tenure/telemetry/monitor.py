@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import sys
 import threading
 import time
 import weakref
@@ -22,6 +21,7 @@ from tenure import _C, clock
 from tenure.errors import InputError, MemoryAlert
 from tenure.inspect.coordinates import found_coordinates
 from tenure.telemetry import sinks as all_sinks
+from tenure.telemetry import triggers
 from tenure.telemetry.alerts import Alert, AlertSpec, Watch, alerts_of
 from tenure.telemetry.calling import Caller
 from tenure.telemetry.compat import names_like
@@ -152,6 +152,7 @@ class Monitor:
         ring = self._ring = _ring(folder, meeting, stage)
         self._monitor = _monitor(meeting, every, stage, reads, writes, ring)
         meeting.groups.clear()  # they end with the monitor, and others see that they do
+        triggers.watch_worker()
         self._telling = _Telling(self._monitor, meeting, made, rules, writes)
         self._recorder = (
             self._record(folder, meeting, stage, quiet=flight_recorder == "quiet")
@@ -343,16 +344,10 @@ def _end(
         monitor.close(_OTHERS if timeout is None else timeout)
         telling.end(_SINKS if timeout is None else timeout)
     finally:
-        failure = telling.failure or (_uncaught() if at_exit else "")
+        failure = telling.failure or (triggers.ends_of() if at_exit else "")
         ring.close(f"{FAILED}{failure}" if failure else "ended")
         if recorder is not None:
-            recorder.close()
-
-
-def _uncaught() -> str:
-    """What the interpreter ends of; of what was typed at a prompt it does not end."""
-    error = getattr(sys, "last_value", None)
-    return "" if error is None or hasattr(sys, "ps1") else sentence(error)
+            (recorder.end if at_exit else recorder.close)()
 
 
 class _Telling:
@@ -454,10 +449,10 @@ class _Telling:
             elif alert.action == "log" and self._logs:
                 _log.warning("%s", what.text)
 
-    def _say(self, which: str, text: str, *values: object) -> None:
+    def _say(self, which: str, text: str, *values: object, level: int = logging.WARNING) -> None:
         if which not in self._said:
             self._said.add(which)
-            _log.warning(text, *values)
+            _log.log(level, text, *values)
 
     def _say_what_is_missing(self, told: _C.Told, figures: Figures) -> None:
         if told.lost:
@@ -486,6 +481,13 @@ class _Telling:
                 "peaks",
                 "device peaks within an interval are known only where they are new highest "
                 "ones: this build has no trace of the device's allocator",
+            )
+        if self._writes:
+            self._say(
+                "host peaks",
+                "peaks of resident memory within an interval are told only where they are new "
+                "highest ones: the kernel knows those since the start",
+                level=logging.INFO,
             )
 
     def _figures(self, told: _C.Told) -> Figures:

@@ -188,6 +188,10 @@ def _way(references: _C.References, node: int) -> list[holders.Hop]:
     hops = holders.retention_path(path)
     while len(hops) > 1 and hops[0].text in _LAST_ERROR:
         del hops[0]
+    unnamed = hops and (hops[0].kind == "root" or (hops[0].kind == "local" and not hops[0].name))
+    if unnamed and len(hops) > 1 and hops[1].kind == "exception":  # one that is being handled
+        after = next((at for at, hop in enumerate(hops[1:], 1) if hop.kind != "exception"), 0)
+        del hops[:after]
     return hops
 
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sys
 import threading
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 from types import TracebackType
 
 import torch
 
-__all__ = ["Hooks", "observe_cuda"]
+from tenure.telemetry.snapshot import sentence
 
+__all__ = ["Hooks", "ends_of", "observe_cuda", "uncaught", "watch_worker"]
+
+_FIRST = 1000  # among what a worker does at its end: it still has all that it held
 _observed = False  # an observer cannot be taken away again: one for the process, for good
 _tell: Callable[[int, int, int], None] | None = None
+_watched = 0  # the worker whose end is seen
+_of_worker = ""  # of what it ends; not the error, whose frames have all that they held
+_listeners: list[Callable[[BaseException], object]] = []
 
 
 class Hooks:
@@ -28,10 +37,13 @@ class Hooks:
         self._before_in_thread = threading.excepthook
         sys.excepthook = self._hook
         threading.excepthook = self._hook_in_thread
+        watch_worker()
+        _listeners.append(self._failed_worker)
 
     def remove(self) -> None:
         """Puts back what was there; under hooks that others put over ours, ours is quiet."""
         self._failed = lambda _: None
+        _listeners.remove(self._failed_worker)
         if sys.excepthook == self._hook:
             sys.excepthook = self._before
         if threading.excepthook == self._hook_in_thread:
@@ -52,6 +64,45 @@ class Hooks:
         finally:
             if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
                 self._failed(args.exc_value)
+
+    def _failed_worker(self, error: BaseException) -> None:
+        self._failed(error)
+
+
+def watch_worker() -> None:
+    """Sees of what this process ends, if it is one of multiprocessing's, as under mp.spawn.
+
+    There exceptions end in multiprocessing's own code, and no excepthook is called.
+    """
+    global _of_worker, _watched
+    if multiprocessing.parent_process() is not None and _watched != os.getpid():
+        _watched, _of_worker = os.getpid(), ""
+        _listeners.clear()  # a forked one has those of its parent
+        Finalize(None, _worker_ends, exitpriority=_FIRST)
+
+
+def _worker_ends() -> None:
+    global _of_worker
+    error = sys.exc_info()[1]  # it goes through the `finally` that has this called
+    if isinstance(error, SystemExit) and error.code:
+        error = error.__context__  # mp.spawn exits for it
+    if isinstance(error, Exception):
+        _of_worker = sentence(error)
+        for listener in _listeners:
+            listener(error)
+
+
+def uncaught() -> BaseException | None:
+    """What the interpreter ends of; of what was typed at a prompt it does not end."""
+    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+
+
+def ends_of() -> str:
+    """What this process ends of, in a line; empty: of nothing that is known."""
+    if _of_worker and _watched == os.getpid():
+        return _of_worker
+    error = uncaught()
+    return "" if error is None else sentence(error)
 
 
 def observe_cuda(tell: Callable[[int, int, int], None] | None) -> None:

@@ -22,6 +22,7 @@ from tenure.errors import CollectiveError, InputError
 from tenure.inspect.options import job_of
 from tenure.telemetry.asking import ask
 from tenure.telemetry.flight import FlightRecorder
+from tenure.telemetry.rings import rings_of
 from tenure.telemetry.shortage import shortage_in
 
 
@@ -318,6 +319,89 @@ def test_of_a_thread_too(tmp_path: Path) -> None:
     assert "Exception in thread" in said
     (file,) = tmp_path.glob("*.flight.json")
     assert read(file)["headline"]["text"] == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize("launcher", ["mp.spawn", "Process"])
+def test_of_a_worker_of_multiprocessing_too(tmp_path: Path, launcher: str) -> None:
+    """Its exception ends in multiprocessing's own code, where no hook is called."""
+    said = run(
+        f"""
+        import multiprocessing
+        from torch.multiprocessing import start_processes
+        def train(rank):
+            kept = [torch.ones(5_000_000)]
+            monitor = tenure.Monitor(sinks=[], every=1, folder=folder)
+            monitor.step()
+            raise ValueError("no such layer")
+        if {launcher!r} == "mp.spawn":
+            start_processes(train, nprocs=1, start_method="fork")
+        process = multiprocessing.get_context("fork").Process(target=train, args=(0,))
+        process.start()
+        process.join()
+        sys.exit(process.exitcode)
+        """,
+        tmp_path,
+        1,
+    )
+    assert said.count("rank 0 failed at step 1: ValueError: no such layer") == 1
+    (file,) = tmp_path.glob("*.flight.json")
+    found = read(file)
+    assert found["headline"]["reason"] == "exception"
+    assert found["trace"][-1].endswith("in train")
+    assert found["holders"]["held"][0]["text"].startswith("kept (local of train")
+    (ring,) = rings_of(tmp_path)
+    assert (ring.state, ring.closed) == ("failed", "failed: ValueError: no such layer")
+
+
+def test_a_worker_that_ends_well_says_nothing(tmp_path: Path) -> None:
+    said = run(
+        """
+        from torch.multiprocessing import start_processes
+        def train(rank):
+            try:
+                raise ValueError("caught")
+            except ValueError:
+                tenure.Monitor(sinks=[], every=1, folder=folder).step()
+            sys.exit(0)
+        start_processes(train, nprocs=1, start_method="fork")
+        """,
+        tmp_path,
+        0,
+    )
+    assert said == ""
+    assert not list(tmp_path.glob("*.flight.json"))
+
+
+def test_a_hook_that_another_put_over_ours_costs_nothing(tmp_path: Path) -> None:
+    run(
+        """
+        FlightRecorder(folder).start()
+        sys.excepthook = lambda *_: None
+        raise ValueError("not told to the hook")
+        """,
+        tmp_path,
+        1,
+    )
+    (file,) = tmp_path.glob("*.flight.json")
+    assert read(file)["headline"]["text"] == "ValueError: not told to the hook"
+
+
+def test_a_failure_after_one_that_was_survived_is_written(tmp_path: Path) -> None:
+    run(
+        """
+        recorder = FlightRecorder(folder).start()
+        recorder.failed(ValueError("caught"))
+        recorder.failed(ValueError("its consequence"))
+        tenure.step()
+        raise RuntimeError("much later")
+        """,
+        tmp_path,
+        1,
+    )
+    (file,) = tmp_path.glob("*.flight.json")
+    found = read(file)
+    assert found["headline"]["text"] == "RuntimeError: much later"
+    assert found["trace"]
 
 
 def test_a_broken_recorder_does_not_hide_the_programs_error(tmp_path: Path) -> None:

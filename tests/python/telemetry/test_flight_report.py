@@ -145,6 +145,56 @@ def test_what_a_rank_left_that_went_on_since_is_past(folder: Path) -> None:
     assert report(folder, code=2)[0].endswith("give a folder that `tenure run` made")
 
 
+def with_ring(folder: Path, who: Presence, step: int, closed: str = "") -> None:
+    """Its ring: a row that is younger than any snapshot here; left open unless it was closed."""
+    ring = _C.TelemetryRing(str(folder), host=who.host, rank=who.rank, ranks=who.ranks)
+    ring.append(step, {"host_rss_bytes": 7 << 30}, when=int((who.began + 90) * 1e9))
+    if closed:
+        ring.close(closed)
+    made = Path(ring.path)
+    made.rename(who.file(folder, ".ring"))
+
+
+def test_who_went_on_after_a_failure_is_not_led_by_it(folder: Path) -> None:
+    caught = {"reason": "exception", "text": "ValueError: caught", "fatal": True}
+    told = {"reason": "told", "text": "rank 1: ValueError: caught"}
+    after = {"rank": 1, "text": "ValueError: caught", "time": 1050.0}
+    for number in (0, 2):
+        leave(folder, rank(number), told, after=after)
+    leave(folder, rank(1), caught)
+    rank(2).write(folder)  # it never said that it left: it was killed
+    with_ring(folder, rank(0), 60, "failed: RuntimeError: connection reset")
+    with_ring(folder, rank(1), 60, "failed: RuntimeError: connection reset")
+    with_ring(folder, rank(2), 60)
+    leave(folder, rank(3), {"reason": "exception", "text": "RuntimeError: reset", "fatal": True})
+    screen = report(folder)
+    assert screen[0].startswith("rank 2 left no word: it was killed, or ended at once; its last")
+    (line,) = (one for one in screen if one.split()[:1] == ["1"])
+    assert line.endswith(
+        "ValueError: caught at step 41, and went on; RuntimeError: connection reset"
+    )
+
+
+def test_a_run_that_ended_well_is_not_said_to_have_failed(folder: Path) -> None:
+    leave(folder, rank(1), {"reason": "exception", "text": "ValueError: caught", "fatal": True})
+    after = {"rank": 1, "text": "ValueError: caught", "time": 1050.0}
+    leave(folder, rank(0), {"reason": "told", "text": "rank 1: ValueError: caught"}, after=after)
+    for number in (0, 1):
+        with_ring(folder, rank(number), 60, "ended")
+    screen = report(folder)
+    assert screen[0] == "rank 1 failed at step 41: ValueError: caught, and went on"
+    (line,) = (one for one in screen if one.split()[:1] == ["0"])
+    assert line.split()[-1] == "ended"
+
+
+def test_a_ring_that_says_of_what_it_ended_is_enough(folder: Path) -> None:
+    with_ring(folder, rank(0), 60, "failed: OSError: no space left")
+    with_ring(folder, rank(1), 60, "ended")
+    screen = report(folder)
+    assert screen[0] == "rank 0 failed at step 60: OSError: no space left"
+    assert "OSError" in (folder.parent / "page.html").read_text()
+
+
 def test_the_folder_of_tenure_train_is_one_too(folder: Path) -> None:
     (folder / "memory").mkdir()
     leave(folder / "memory", rank(2), MEMORY)
