@@ -88,10 +88,22 @@ py::dict to_python(const store::Account& account) {
   return out;
 }
 
+std::string how_name(store::Unreached::How how) {
+  switch (how) {
+    case store::Unreached::How::silent:
+      return "silent";
+    case store::Unreached::How::gone:
+      return "gone";
+    case store::Unreached::How::foreign:
+      return "foreign";
+  }
+  return "unknown";
+}
+
 py::list unreached_list(const std::vector<store::Unreached>& unreached) {
   py::list out;
   for (const auto& one : unreached) {
-    out.append(py::make_tuple(py::cast(to_python(one.owner)), one.why, one.gone));
+    out.append(py::make_tuple(py::cast(to_python(one.owner)), one.why, how_name(one.how)));
   }
   return out;
 }

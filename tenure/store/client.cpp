@@ -15,6 +15,7 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <utility>
 
 namespace tenure::store {
@@ -58,6 +59,8 @@ struct Client::State {
                               .owner_lost = options.owner_lost}) {}
 
   void check_process() const;
+  // None: it is of this job.
+  [[nodiscard]] std::optional<std::string> foreign(const Origin& origin) const;
   void check(const Handle& handle) const;
   [[nodiscard]] Route route_to(const std::shared_ptr<const Origin>& origin, Over over) const;
   void hear_from(const Route& route, Deadline deadline);
@@ -77,13 +80,19 @@ void Client::State::check_process() const {
   }
 }
 
+std::optional<std::string> Client::State::foreign(const Origin& origin) const {
+  if (origin.job == options.job) {
+    return std::nullopt;
+  }
+  return text("belongs to job ", origin.job, ", and this process to job ", options.job);
+}
+
 void Client::State::check(const Handle& handle) const {
   if (!handle.origin) {
     throw InputError("a handle without an origin cannot be used");
   }
-  if (handle.origin->job != options.job) {
-    throw AccessRefused(text(handle_text(handle), " belongs to job ", handle.origin->job,
-                             ", and this process to job ", options.job));
+  if (const auto why = foreign(*handle.origin)) {
+    throw AccessRefused(text(handle_text(handle), ' ', *why));
   }
   if (!handle.stored()) {
     throw StaleHandle(text(handle_text(handle), " was never stored: ", handle.unstored));
@@ -215,7 +224,12 @@ Client::FreeAnswer Client::free(std::span<const Handle> handles, Deadline deadli
     if (!handle.stored()) {
       continue;
     }
-    state_->check(handle);
+    if (auto why = state_->foreign(*handle.origin)) {
+      answer.unreached.push_back({.owner = handle.origin->owner,
+                                  .why = std::move(*why),
+                                  .how = Unreached::How::foreign});
+      continue;
+    }
     const uint64_t owner = handle.origin->owner.incarnation;
     const auto found = by_owner.find(owner);
     if (found != by_owner.end()) {
@@ -226,8 +240,7 @@ Client::FreeAnswer Client::free(std::span<const Handle> handles, Deadline deadli
       by_owner.emplace(
           owner, std::pair(state_->route_to(handle.origin, Over::best), std::vector{handle.id}));
     } catch (const OwnerLost& lost) {
-      answer.unreached.push_back(
-          {.owner = handle.origin->owner, .why = lost.what(), .gone = false});
+      answer.unreached.push_back({.owner = handle.origin->owner, .why = lost.what()});
     }
   }
   for (const auto& [owner, asked] : by_owner) {
@@ -258,11 +271,16 @@ Client::CloseAnswer Client::close(const ScopeName& scope,
   CloseAnswer answer;
   Requests requests(state_->connections, deadline);
   for (const auto& origin : origins) {
+    if (auto why = state_->foreign(*origin)) {
+      answer.unreached.push_back(
+          {.owner = origin->owner, .why = std::move(*why), .how = Unreached::How::foreign});
+      continue;
+    }
     try {
       requests.add(state_->route_to(origin, Over::best), MessageKind::closed)
           .ask(MessageKind::close, encode(Close{scope}));
     } catch (const OwnerLost& lost) {
-      answer.unreached.push_back({.owner = origin->owner, .why = lost.what(), .gone = false});
+      answer.unreached.push_back({.owner = origin->owner, .why = lost.what()});
     }
   }
   requests.run();

@@ -71,9 +71,14 @@ class Mapping {
 
 // An owner that could not be asked.
 struct Unreached {
+  enum class How : uint8_t {
+    silent,  // it may answer another time
+    gone,    // and all that it had with it
+    foreign  // of another job, where nobody of this one is answered
+  };
   Member owner;
   std::string why;
-  bool gone = false;  // and all that it had with it
+  How how = How::silent;
 };
 
 enum class Over : uint8_t { best, tcp };  // tcp: also where a Unix socket would do

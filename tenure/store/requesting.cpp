@@ -57,8 +57,9 @@ void Requests::run() {
       std::rethrow_exception(failures[i]);
     } catch (const Error& failure) {
       const bool gone = dynamic_cast<const OwnerLost*>(&failure) != nullptr;
-      unreached_.push_back(
-          {.owner = all_[i]->route().origin->owner, .why = failure.what(), .gone = gone});
+      unreached_.push_back({.owner = all_[i]->route().origin->owner,
+                            .why = failure.what(),
+                            .how = gone ? Unreached::How::gone : Unreached::How::silent});
     }
   }
 }

@@ -61,7 +61,7 @@ void Unconfirmed::ask_again(Client::CloseAnswer& answer) {
       auto unreached = debt->handles.empty()
                            ? client_.close(debt->scope, {&debt->origin, 1}, limit).unreached
                            : client_.free(debt->handles, limit).unreached;
-      if (unreached.empty() || unreached.front().gone) {
+      if (unreached.empty() || unreached.front().how != Unreached::How::silent) {
         continue;
       }
       ++debt->attempts;
@@ -102,7 +102,7 @@ void Unconfirmed::free(const ScopeName& scope, std::span<const Handle> handles,
 }
 
 void Unconfirmed::owe(Debt debt, Unreached why, Client::CloseAnswer& answer) {
-  if (!why.gone) {
+  if (why.how == Unreached::How::silent) {
     const std::scoped_lock lock(mutex_);
     const bool again = debt.attempts < kMostAttempts && debts_.size() < kMostDebts;
     why.why += again ? "; it is asked again when another scope closes" : "; it is not asked again";

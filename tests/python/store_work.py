@@ -131,6 +131,10 @@ def adopt_and_close(kind: str, key: int | str, handles: list[Handle]) -> tenure.
     return owner.account
 
 
+def free(handle: Handle) -> bool:
+    return handle.free()
+
+
 def stats() -> dict[str, int]:
     return tenure.store.stats()
 

@@ -30,7 +30,9 @@ class Closed:
     lines: list[dict[str, Any]] = field(default_factory=list)  #: the same by call and site
     still_mapped: list[str] = field(default_factory=list)
     elsewhere: list[dict[str, Any]] = field(default_factory=list)
-    unreached: list[str] = field(default_factory=list)  #: owners that do not answer
+    unreached: list[str] = field(
+        default_factory=list
+    )  #: owners that were not asked
     gone: list[str] = field(default_factory=list)  #: owners that have ended, and all they had
     difference: str = ""
 
@@ -73,8 +75,8 @@ def closed_of(scope: str, owner: Owner, told: Mapping[str, Any]) -> Closed:
             *(text for there in elsewhere for text in there["still_mapped"]),
         ],
         elsewhere=elsewhere,
-        unreached=[_owner_text(owner, why) for owner, why, gone in unreached if not gone],
-        gone=[_owner_text(owner, why) for owner, why, gone in unreached if gone],
+        unreached=[_owner_text(owner, why) for owner, why, how in unreached if how != "gone"],
+        gone=[_owner_text(owner, why) for owner, why, how in unreached if how == "gone"],
         difference="; ".join(f"{who[0]} {who[1]}: {what}" for who, what in differences if what),
     )
 

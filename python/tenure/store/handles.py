@@ -9,8 +9,8 @@ import torch
 
 from tenure import _C
 from tenure._inputs import need_text
-from tenure.errors import InputError
-from tenure.store import fetching
+from tenure.errors import AccessRefused, InputError, StoreTimeout
+from tenure.store import fetching, joining
 
 if TYPE_CHECKING:
     from tenure.store.fetching import Wire
@@ -141,8 +141,19 @@ class Handle:
         return await fetching.in_thread(self.get, rows, **options)
 
     def free(self) -> bool:
-        """Asks the owner to free it now. Returns whether it was still there."""
-        return fetching.free_handles([self])[0] == 1
+        """Asks the owner to free it now. Returns whether it was still there.
+
+        Raises:
+            StoreTimeout: Its owner does not answer, and may have it still.
+            AccessRefused: It is of another job.
+        """
+        freed, unreached = joining.current().free([self._handle])
+        for _, why, how in unreached:
+            if how == "foreign":
+                raise AccessRefused(f"{self} {why}")
+            if how == "silent":
+                raise StoreTimeout(f"{self} could not be freed: {why}")
+        return freed == 1
 
     def text(self) -> str:
         """One word of printable characters, from which ``from_text`` makes the handle again."""

@@ -249,6 +249,37 @@ def test_an_owner_that_is_gone_does_not_hold_up_a_close(job: str) -> None:
     assert why
 
 
+def test_a_handle_of_another_job_holds_up_no_other(trainers: list[Member]) -> None:
+    kinds = "step", "eval"
+    with Member("another-job", "worker", 3) as stranger:
+        foreign = [stranger.call("put", kind, 12, {"shape": [4]}) for kind in kinds]
+        ours = [trainers[0].call("put", kind, 12, {"shape": [LARGE]}) for kind in kinds]
+        scope = tenure.store.scope("step", 12)
+        scope.adopt([foreign, ours])
+        with pytest.warns(tenure.ScopeWarning, match="worker 3 .belongs to job another-job"):
+            scope.close()
+        assert trainers[0].call("stats")["objects"] == 0
+        assert tenure.store.close("step", 13).unreached == []  # nothing there is asked for again
+
+        other = trainers[0].call("put", "step", 14, {"shape": [4]})
+        freed, told = tenure.store.free([foreign, other])
+        assert freed == 1
+        assert {owner for owner, _ in told} == {"worker 3"}
+        with pytest.raises(tenure.AccessRefused, match="belongs to job another-job"):
+            foreign[0].free()
+        assert stranger.call("stats")["objects"] == 2
+
+
+def test_an_owner_that_does_not_answer_has_freed_nothing(trainers: list[Member]) -> None:
+    handle = trainers[1].call("put", "step", 15, {"shape": [4]})
+    impatient = Member(handle.job, "impatient", 0, timeout=0.3)
+    told = pytest.raises(RemoteError, match="StoreTimeout.*could not be freed.*trainer 1")
+    with impatient, trainers[1].stopped(), told:
+        impatient.call("free", handle)
+    assert handle.free()
+    assert not handle.free()
+
+
 def test_books_that_do_not_balance_are_named(
     trainers: list[Member], monkeypatch: pytest.MonkeyPatch
 ) -> None:
