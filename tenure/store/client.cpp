@@ -16,6 +16,7 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 namespace tenure::store {
@@ -45,7 +46,44 @@ ClientOptions checked(ClientOptions options) {
   }
 }
 
+void request(Requests& requests, const Route& route, const Client::Withdrawal& withdrawal) {
+  const auto& ids = withdrawal.ids;
+  if (ids.empty()) {
+    check_scope(withdrawal.scope);
+    requests.add(route, MessageKind::closed)
+        .ask(MessageKind::close, encode(Close{withdrawal.scope}));
+    return;
+  }
+  auto& requesting = requests.add(route, MessageKind::freed);
+  for (size_t first = 0; first < ids.size(); first += kMostWishes) {
+    const auto begin = ids.begin() + static_cast<ptrdiff_t>(first);
+    const auto count = static_cast<ptrdiff_t>(std::min(kMostWishes, ids.size() - first));
+    requesting.ask(MessageKind::free, encode(Ids{.ids = {begin, begin + count}}));
+  }
+}
+
 }  // namespace
+
+std::vector<Client::Withdrawal> by_owner(std::span<const Handle> handles) {
+  std::vector<Client::Withdrawal> out;
+  std::map<std::pair<uint64_t, std::string_view>, size_t> places;  // by incarnation and job
+  for (const Handle& handle : handles) {
+    if (!handle.origin) {
+      throw InputError("a handle without an origin cannot be freed");
+    }
+    if (!handle.stored()) {
+      continue;
+    }
+    const Origin& origin = *handle.origin;
+    const auto [place, is_new] =
+        places.try_emplace({origin.owner.incarnation, origin.job}, out.size());
+    if (is_new) {
+      out.push_back({.origin = handle.origin, .scope = handle.scope, .ids = {}});
+    }
+    out[place->second].ids.push_back(handle.id);
+  }
+  return out;
+}
 
 struct Client::State {
   explicit State(ClientOptions chosen)
@@ -212,85 +250,51 @@ void Client::fetched(std::span<const Want> wants) {
   }
 }
 
-Client::FreeAnswer Client::free(std::span<const Handle> handles, Deadline deadline) {
+std::vector<Client::Withdrawn> Client::withdraw(std::span<const Withdrawal> withdrawals,
+                                                Deadline deadline) {
   state_->check_process();
-  std::map<uint64_t, std::pair<Route, std::vector<ObjectId>>> by_owner;
-  FreeAnswer answer;
+  std::vector<Withdrawn> out(withdrawals.size());
   Requests requests(state_->connections, deadline);
-  for (const Handle& handle : handles) {
-    if (!handle.origin) {
-      throw InputError("a handle without an origin cannot be freed");
-    }
-    if (!handle.stored()) {
-      continue;
-    }
-    if (auto why = state_->foreign(*handle.origin)) {
-      answer.unreached.push_back({.owner = handle.origin->owner,
-                                  .why = std::move(*why),
-                                  .how = Unreached::How::foreign});
-      continue;
-    }
-    const uint64_t owner = handle.origin->owner.incarnation;
-    const auto found = by_owner.find(owner);
-    if (found != by_owner.end()) {
-      found->second.second.push_back(handle.id);
+  std::vector<size_t> asked;  // which of them each request is
+  for (size_t i = 0; i < withdrawals.size(); ++i) {
+    const auto& origin = withdrawals[i].origin;
+    if (auto why = state_->foreign(*origin)) {
+      out[i].unreached = {
+          .owner = origin->owner, .why = std::move(*why), .how = Unreached::How::foreign};
       continue;
     }
     try {
-      by_owner.emplace(
-          owner, std::pair(state_->route_to(handle.origin, Over::best), std::vector{handle.id}));
+      request(requests, state_->route_to(origin, Over::best), withdrawals[i]);
+      asked.push_back(i);
     } catch (const OwnerLost& lost) {
-      answer.unreached.push_back({.owner = handle.origin->owner, .why = lost.what()});
-    }
-  }
-  for (const auto& [owner, asked] : by_owner) {
-    const auto& [route, ids] = asked;
-    auto& requesting = requests.add(route, MessageKind::freed);
-    for (size_t first = 0; first < ids.size(); first += kMostWishes) {
-      const auto begin = ids.begin() + static_cast<ptrdiff_t>(first);
-      const auto count = static_cast<ptrdiff_t>(std::min(kMostWishes, ids.size() - first));
-      requesting.ask(MessageKind::free, encode(Ids{.ids = {begin, begin + count}}));
+      out[i].unreached = {.owner = origin->owner, .why = lost.what()};
     }
   }
   requests.run();
-  for (const auto& requesting : requests.all()) {
-    for (const auto& body : requesting->answers()) {
-      answer.freed += decode_freed(body).count;
+  for (size_t request = 0; request < asked.size(); ++request) {
+    Withdrawn& withdrawn = out[asked[request]];
+    withdrawn.unreached = requests.unreached(request);
+    for (const auto& body : requests.at(request).answers()) {
+      if (withdrawals[asked[request]].ids.empty()) {
+        withdrawn.closed = decode_closed(body);
+        withdrawn.freed = withdrawn.closed->freed;
+      } else {
+        withdrawn.freed += decode_freed(body).count;
+      }
     }
   }
-  answer.unreached.insert(answer.unreached.end(), requests.unreached().begin(),
-                          requests.unreached().end());
-  return answer;
+  return out;
 }
 
-Client::CloseAnswer Client::close(const ScopeName& scope,
-                                  std::span<const std::shared_ptr<const Origin>> origins,
-                                  Deadline deadline) {
-  state_->check_process();
-  check_scope(scope);
-  CloseAnswer answer;
-  Requests requests(state_->connections, deadline);
-  for (const auto& origin : origins) {
-    if (auto why = state_->foreign(*origin)) {
-      answer.unreached.push_back(
-          {.owner = origin->owner, .why = std::move(*why), .how = Unreached::How::foreign});
-      continue;
-    }
-    try {
-      requests.add(state_->route_to(origin, Over::best), MessageKind::closed)
-          .ask(MessageKind::close, encode(Close{scope}));
-    } catch (const OwnerLost& lost) {
-      answer.unreached.push_back({.owner = origin->owner, .why = lost.what()});
+Client::FreeAnswer Client::free(std::span<const Handle> handles, Deadline deadline) {
+  const auto withdrawals = by_owner(handles);
+  FreeAnswer answer;
+  for (auto& withdrawn : withdraw(withdrawals, deadline)) {
+    answer.freed += withdrawn.freed;
+    if (withdrawn.unreached) {
+      answer.unreached.push_back(std::move(*withdrawn.unreached));
     }
   }
-  requests.run();
-  for (const auto& requesting : requests.all()) {
-    for (const auto& body : requesting->answers()) {
-      answer.closed.emplace_back(requesting->route().origin->owner, decode_closed(body));
-    }
-  }
-  answer.unreached.insert(answer.unreached.end(), requests.unreached().begin(),
-                          requests.unreached().end());
   return answer;
 }
 

@@ -119,6 +119,20 @@ class Client {
   // Tells the owners that all of these were fetched, as get() does of those without `more`.
   void fetched(std::span<const Want> wants);
 
+  // What an owner is asked to free: these objects, or all of the scope, which it closes.
+  struct Withdrawal {
+    std::shared_ptr<const Origin> origin;
+    ScopeName scope;
+    std::vector<ObjectId> ids;  // empty: the scope
+  };
+  struct Withdrawn {
+    uint64_t freed = 0;
+    std::optional<ClosedAnswer> closed;
+    std::optional<Unreached> unreached;
+  };
+  // Asks all owners at once. What became of each withdrawal, in their order.
+  std::vector<Withdrawn> withdraw(std::span<const Withdrawal> withdrawals, Deadline deadline);
+
   // Frees objects at their owners. Answers how many were live, and the owners that could not be
   // asked, with the reason.
   struct FreeAnswer {
@@ -126,13 +140,6 @@ class Client {
     std::vector<Unreached> unreached;
   };
   FreeAnswer free(std::span<const Handle> handles, Deadline deadline);
-  // Closes a scope at the owners that `origins` names.
-  struct CloseAnswer {
-    std::vector<std::pair<Member, ClosedAnswer>> closed;
-    std::vector<Unreached> unreached;
-  };
-  CloseAnswer close(const ScopeName& scope, std::span<const std::shared_ptr<const Origin>> origins,
-                    Deadline deadline);
 
   // Whether the object's content has this fingerprint, and anyone may fetch it until its scope
   // closes. Gone: false.
@@ -145,5 +152,8 @@ class Client {
   struct State;
   std::shared_ptr<State> state_;  // shared with the mappings that it gave
 };
+
+// One for each owner of those that are stored. Throws InputError for a handle without an origin.
+std::vector<Client::Withdrawal> by_owner(std::span<const Handle> handles);
 
 }  // namespace tenure::store

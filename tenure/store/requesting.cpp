@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <iterator>
+#include <map>
 #include <ranges>
 
 namespace tenure::store {
@@ -26,40 +28,52 @@ std::byte* Requesting::hear(const Header& header, std::span<const std::byte> bod
 }
 
 Requesting& Requests::add(Route route, MessageKind answered_by) {
-  all_.push_back(std::make_unique<Requesting>(std::move(route), answered_by));
-  return *all_.back();
+  all_.push_back({std::make_unique<Requesting>(std::move(route), answered_by), std::nullopt});
+  return *all_.back().requesting;
 }
 
 void Requests::run() {
   // Those to whom there is a connection first, and then a fair share of the time for each: one that
   // cannot be reached does not use up that of the others.
-  std::ranges::stable_partition(
-      all_, [this](const auto& requesting) { return connections_.has_idle(requesting->route()); });
+  std::vector<Asked*> order;
+  std::ranges::transform(all_, std::back_inserter(order), [](Asked& asked) { return &asked; });
+  std::ranges::stable_partition(order, [this](const Asked* asked) {
+    return connections_.has_idle(asked->requesting->route());
+  });
   std::vector<Exchange*> exchanges;
-  std::vector<std::exception_ptr> failures(all_.size());
-  for (size_t i = 0; i < all_.size(); ++i) {
-    const auto now = std::chrono::steady_clock::now();
-    const auto share = (deadline_ - now) / static_cast<int64_t>(all_.size() - i + 1);
-    try {
-      all_[i]->begin(connections_.take(all_[i]->route(), now + share));
-    } catch (...) {
-      failures[i] = std::current_exception();
+  std::vector<std::exception_ptr> failures(order.size());
+  std::map<uint64_t, std::exception_ptr> lost;  // by owner: asked for several things, tried once
+  for (size_t i = 0; i < order.size(); ++i) {
+    Requesting& requesting = *order[i]->requesting;
+    exchanges.push_back(&requesting);
+    const auto owner = requesting.route().owner();
+    if (const auto found = lost.find(owner); found != lost.end()) {
+      failures[i] = found->second;
+      continue;
     }
-    exchanges.push_back(all_[i].get());
+    const auto now = std::chrono::steady_clock::now();
+    const auto share = (deadline_ - now) / static_cast<int64_t>(order.size() - i + 1);
+    try {
+      requesting.begin(connections_.take(requesting.route(), now + share));
+    } catch (const Error&) {
+      failures[i] = std::current_exception();
+      lost[owner] = failures[i];
+    }
   }
   Round(connections_, deadline_).run(exchanges, failures);
-  for (size_t i = 0; i < all_.size(); ++i) {
+  for (size_t i = 0; i < order.size(); ++i) {
+    Requesting& requesting = *order[i]->requesting;
     if (!failures[i]) {
-      connections_.give_back(all_[i]->route(), all_[i]->end());
+      connections_.give_back(requesting.route(), requesting.end());
       continue;
     }
     try {
       std::rethrow_exception(failures[i]);
     } catch (const Error& failure) {
       const bool gone = dynamic_cast<const OwnerLost*>(&failure) != nullptr;
-      unreached_.push_back({.owner = all_[i]->route().origin->owner,
-                            .why = failure.what(),
-                            .how = gone ? Unreached::How::gone : Unreached::How::silent});
+      order[i]->unreached = {.owner = requesting.route().origin->owner,
+                             .why = failure.what(),
+                             .how = gone ? Unreached::How::gone : Unreached::How::silent};
     }
   }
 }

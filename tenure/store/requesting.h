@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -46,15 +47,22 @@ class Requests {
   Requesting& add(Route route, MessageKind answered_by);
   void run();
 
-  [[nodiscard]] const std::vector<std::unique_ptr<Requesting>>& all() const { return all_; }
-  // The owners that could not be asked, and why.
-  [[nodiscard]] const std::vector<Unreached>& unreached() const { return unreached_; }
+  // Of those that were added, in their order.
+  [[nodiscard]] const Requesting& at(size_t i) const { return *all_[i].requesting; }
+  // Why it was not answered, if it was not.
+  [[nodiscard]] const std::optional<Unreached>& unreached(size_t i) const {
+    return all_[i].unreached;
+  }
 
  private:
+  struct Asked {
+    std::unique_ptr<Requesting> requesting;
+    std::optional<Unreached> unreached;
+  };
+
   Connections& connections_;
   Transport::Deadline deadline_;
-  std::vector<std::unique_ptr<Requesting>> all_;
-  std::vector<Unreached> unreached_;
+  std::vector<Asked> all_;
 };
 
 }  // namespace tenure::store

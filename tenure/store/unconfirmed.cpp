@@ -9,16 +9,12 @@ namespace {
 
 constexpr size_t kMostDebts = 1024;
 constexpr int kMostAttempts = 8;
-constexpr std::chrono::milliseconds kAskAgain{1000};  // for all of them
+constexpr std::chrono::milliseconds kAskAgain{1000};  // for what was owed before, at most
 
 }  // namespace
 
 Unconfirmed::Unconfirmed(Client& client, std::chrono::milliseconds timeout)
     : client_(client), timeout_(timeout) {}
-
-Client::Deadline Unconfirmed::deadline() const {
-  return std::chrono::steady_clock::now() + timeout_;
-}
 
 void Unconfirmed::adopt(const ScopeName& scope, std::span<const Handle> handles) {
   const std::scoped_lock lock(mutex_);
@@ -26,91 +22,80 @@ void Unconfirmed::adopt(const ScopeName& scope, std::span<const Handle> handles)
   std::ranges::copy_if(handles, std::back_inserter(adopted), &Handle::stored);
 }
 
-Client::CloseAnswer Unconfirmed::close(const ScopeName& scope) {
+Unconfirmed::Answer Unconfirmed::close(const ScopeName& scope) {
   std::vector<Handle> adopted;
+  std::vector<Debt> due;
   {
     const std::scoped_lock lock(mutex_);
     if (auto found = adopted_.extract(scope)) {
       adopted = std::move(found.mapped());
     }
+    due.swap(debts_);
   }
-  Client::CloseAnswer answer;
+  const auto begun = std::chrono::steady_clock::now();
+  Answer answer;
   try {
-    ask_again(answer);
-    if (!adopted.empty()) {
-      free(scope, adopted, answer);
-    }
+    answer.unreached = settle(due, begun + std::min(kAskAgain, timeout_ / 2)).unreached;
+    auto debts = debts_of(scope, adopted);
+    auto own = settle(debts, begun + timeout_);
+    answer.closed = std::move(own.closed);
+    std::ranges::move(own.unreached, std::back_inserter(answer.unreached));
   } catch (...) {  // interrupted
     const std::scoped_lock lock(mutex_);
+    std::ranges::move(due, std::back_inserter(debts_));
     std::ranges::move(adopted, std::back_inserter(adopted_[scope]));
     throw;
   }
   return answer;
 }
 
-void Unconfirmed::ask_again(Client::CloseAnswer& answer) {
-  std::vector<Debt> due;
-  {
-    const std::scoped_lock lock(mutex_);
-    due.swap(debts_);
+std::vector<Unconfirmed::Debt> Unconfirmed::debts_of(const ScopeName& scope,
+                                                     std::span<const Handle> adopted) {
+  std::vector<Handle> own;
+  std::vector<Handle> others;
+  for (const auto& handle : adopted) {
+    (handle.scope == scope ? own : others).push_back(handle);
   }
-  const auto limit = std::chrono::steady_clock::now() + std::min(kAskAgain, timeout_);
-  auto debt = due.begin();
-  try {
-    for (; debt != due.end(); ++debt) {
-      auto unreached = debt->handles.empty()
-                           ? client_.close(debt->scope, {&debt->origin, 1}, limit).unreached
-                           : client_.free(debt->handles, limit).unreached;
-      if (unreached.empty() || unreached.front().how != Unreached::How::silent) {
-        continue;
-      }
-      ++debt->attempts;
-      owe(std::move(*debt), std::move(unreached.front()), answer);
-    }
-  } catch (...) {  // interrupted
-    const std::scoped_lock lock(mutex_);
-    std::move(debt, due.end(), std::back_inserter(debts_));
-    throw;
+  std::vector<Debt> debts;
+  for (auto& withdrawal : by_owner(own)) {
+    withdrawal.ids.clear();  // all of the scope
+    debts.push_back({.what = std::move(withdrawal)});
   }
+  for (auto& withdrawal : by_owner(others)) {
+    debts.push_back({.what = std::move(withdrawal)});
+  }
+  return debts;
 }
 
-void Unconfirmed::free(const ScopeName& scope, std::span<const Handle> handles,
-                       Client::CloseAnswer& answer) {
-  std::vector<std::shared_ptr<const Origin>> origins;
-  std::vector<Handle> of_other_scopes;
-  for (const auto& handle : handles) {
-    if (handle.scope != scope) {
-      of_other_scopes.push_back(handle);
-    } else if (std::ranges::none_of(
-                   origins, [&](const auto& origin) { return *origin == *handle.origin; })) {
-      origins.push_back(handle.origin);
+Unconfirmed::Answer Unconfirmed::settle(std::vector<Debt>& debts, Client::Deadline deadline) {
+  std::vector<Client::Withdrawal> withdrawals;
+  std::ranges::transform(debts, std::back_inserter(withdrawals), &Debt::what);
+  auto withdrawn = client_.withdraw(withdrawals, deadline);
+  Answer answer;
+  for (size_t i = 0; i < debts.size(); ++i) {
+    auto& [freed, closed, unreached] = withdrawn[i];
+    if (closed) {
+      answer.closed.emplace_back(withdrawals[i].origin->owner, std::move(*closed));
+    }
+    if (unreached) {
+      owe(std::move(debts[i]), *unreached);
+      answer.unreached.push_back(std::move(*unreached));
     }
   }
-  auto closed = client_.close(scope, origins, deadline());
-  answer.closed = std::move(closed.closed);
-  for (auto& one : closed.unreached) {
-    const auto origin =
-        std::ranges::find_if(origins, [&](const auto& asked) { return asked->owner == one.owner; });
-    owe({.scope = scope, .origin = *origin, .handles = {}}, std::move(one), answer);
-  }
-  for (auto& one : client_.free(of_other_scopes, deadline()).unreached) {
-    std::vector<Handle> its;
-    std::ranges::copy_if(of_other_scopes, std::back_inserter(its),
-                         [&](const Handle& handle) { return handle.origin->owner == one.owner; });
-    owe({.scope = scope, .origin = its.front().origin, .handles = its}, std::move(one), answer);
-  }
+  debts.clear();
+  return answer;
 }
 
-void Unconfirmed::owe(Debt debt, Unreached why, Client::CloseAnswer& answer) {
-  if (why.how == Unreached::How::silent) {
-    const std::scoped_lock lock(mutex_);
-    const bool again = debt.attempts < kMostAttempts && debts_.size() < kMostDebts;
-    why.why += again ? "; it is asked again when another scope closes" : "; it is not asked again";
-    if (again) {
-      debts_.push_back(std::move(debt));
-    }
+void Unconfirmed::owe(Debt debt, Unreached& why) {
+  if (why.how != Unreached::How::silent) {
+    return;
   }
-  answer.unreached.push_back(std::move(why));
+  const std::scoped_lock lock(mutex_);
+  const bool again = ++debt.attempts < kMostAttempts && debts_.size() < kMostDebts;
+  why.why += again ? "; it is asked again when another scope closes" : "; it is not asked again";
+  if (again) {
+    debts_.push_back(std::move(debt));
+  }
 }
 
 }  // namespace tenure::store

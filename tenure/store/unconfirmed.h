@@ -9,39 +9,42 @@
 #include <chrono>
 #include <cstddef>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace tenure::store {
 
 class Unconfirmed {
  public:
-  // `client` outlives it; an owner has `timeout` to answer.
+  // `client` outlives it; a close() may take `timeout`.
   Unconfirmed(Client& client, std::chrono::milliseconds timeout);
 
   // close() of this scope will have these freed, too.
   void adopt(const ScopeName& scope, std::span<const Handle> handles);
 
+  struct Answer {
+    std::vector<std::pair<Member, ClosedAnswer>> closed;  // this scope, at other owners
+    std::vector<Unreached> unreached;
+  };
   // Asks again for what was not confirmed, and has what the scope adopted freed. Each of
   // `unreached` says whether it is asked again. Interrupted: nothing is forgotten, and another
   // close() goes on.
-  Client::CloseAnswer close(const ScopeName& scope);
+  Answer close(const ScopeName& scope);
 
  private:
-  // That an owner closed the scope, or freed these of other scopes.
   struct Debt {
-    ScopeName scope;
-    std::shared_ptr<const Origin> origin;
-    std::vector<Handle> handles;  // empty: the scope
-    int attempts = 1;
+    Client::Withdrawal what;
+    int attempts = 0;
   };
 
-  [[nodiscard]] Client::Deadline deadline() const;
-  void ask_again(Client::CloseAnswer& answer);
-  void free(const ScopeName& scope, std::span<const Handle> handles, Client::CloseAnswer& answer);
-  void owe(Debt debt, Unreached why, Client::CloseAnswer& answer);
+  // What closing the scope has to ask for.
+  static std::vector<Debt> debts_of(const ScopeName& scope, std::span<const Handle> adopted);
+  // Asks for all of them at once, and owes what was not confirmed. Interrupted: `debts` are as they
+  // were.
+  Answer settle(std::vector<Debt>& debts, Client::Deadline deadline);
+  void owe(Debt debt, Unreached& why);
 
   Client& client_;
   std::chrono::milliseconds timeout_;

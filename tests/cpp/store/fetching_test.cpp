@@ -248,9 +248,10 @@ TEST_P(OverWire, FreeAndSameAndCloseAreAnswered) {
   EXPECT_EQ(freed.freed, 1U);
   EXPECT_TRUE(freed.unreached.empty());
   EXPECT_FALSE(client.same(one, fingerprint(pattern(100'000, 1)), within(kLong)));
-  const auto closed = client.close(step(1), std::vector{owner.server.origin()}, within(kLong));
-  ASSERT_EQ(closed.closed.size(), 1U);
-  EXPECT_EQ(closed.closed[0].second.difference, "");
+  const Client::Withdrawal all{.origin = owner.server.origin(), .scope = step(1), .ids = {}};
+  const auto closed = client.withdraw({&all, 1}, within(kLong));
+  ASSERT_TRUE(closed.at(0).closed.has_value());
+  EXPECT_EQ(closed[0].closed->difference, "");
   EXPECT_EQ(owner.objects.stats().objects, 0U);
 }
 

@@ -15,6 +15,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <chrono>
+#include <memory>
 #include <sstream>
 #include <string>
 
@@ -179,6 +182,39 @@ TEST_F(LostDeletes, AreNamedWhenTheyAreGivenUp) {
   EXPECT_TRUE(says(last[0].why, {"not asked again"}));
   EXPECT_TRUE(close(9).unreached.empty());
   owner_.go_on();
+}
+
+TEST_F(LostDeletes, OfAnOwnerWithoutARouteAreOneHoweverManyTheyAre) {
+  auto away = std::make_shared<Origin>(*handle_.origin);
+  ++away->host.network;
+  away->address.clear();
+  away->port = 0;
+  std::vector<Handle> handles(1500, handle_);
+  for (uint32_t i = 0; i < handles.size(); ++i) {
+    handles[i].origin = away;
+    handles[i].id.slot = i;
+  }
+  controller_.adopt(step(2), handles);
+  for (int scope = 2; scope < 4; ++scope) {
+    const auto unreached = close(scope).unreached;
+    ASSERT_EQ(unreached.size(), 1U) << scope;
+    EXPECT_TRUE(says(unreached[0].why, {"cannot be reached from here", "asked again"}));
+  }
+}
+
+TEST_F(LostDeletes, TakeNoMoreThanTheTimeout) {
+  const OwnerProcess other({1000});
+  const std::array both{handle_, other.handles()[0]};
+  owner_.stop();
+  other.stop();
+  for (int scope = 1; scope < 4; ++scope) {
+    controller_.adopt(step(scope), both);  // of this scope, of another, and what is owed
+    const auto begun = std::chrono::steady_clock::now();
+    EXPECT_FALSE(close(scope).unreached.empty());
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(350)) << scope;
+  }
+  owner_.go_on();
+  other.go_on();
 }
 
 }  // namespace
