@@ -92,6 +92,8 @@ std::string how_name(store::Unreached::How how) {
   switch (how) {
     case store::Unreached::How::silent:
       return "silent";
+    case store::Unreached::How::unasked:
+      return "unasked";
     case store::Unreached::How::gone:
       return "gone";
     case store::Unreached::How::foreign:

@@ -72,9 +72,10 @@ class Mapping {
 // An owner that could not be asked.
 struct Unreached {
   enum class How : uint8_t {
-    silent,  // it may answer another time
-    gone,    // and all that it had with it
-    foreign  // of another job, where nobody of this one is answered
+    silent,   // it may answer another time
+    unasked,  // others took the time
+    gone,     // and all that it had with it
+    foreign   // of another job, where nobody of this one is answered
   };
   Member owner;
   std::string why;

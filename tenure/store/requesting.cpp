@@ -12,6 +12,11 @@
 #include <ranges>
 
 namespace tenure::store {
+namespace {
+
+constexpr std::chrono::milliseconds kLeastShare{20};  // of the time, for one owner to take a call
+
+}  // namespace
 
 void Requesting::speak() {
   for (const auto& [kind, body] : requests_) {
@@ -34,7 +39,8 @@ Requesting& Requests::add(Route route, MessageKind answered_by) {
 
 void Requests::run() {
   // Those to whom there is a connection first, and then a fair share of the time for each: one that
-  // cannot be reached does not use up that of the others.
+  // cannot be reached does not use up that of the others. Where that would be too little to answer
+  // in, the last ones are not asked. A quarter is left for the answers, which come together.
   std::vector<Asked*> order;
   std::ranges::transform(all_, std::back_inserter(order), [](Asked& asked) { return &asked; });
   std::ranges::stable_partition(order, [this](const Asked* asked) {
@@ -43,6 +49,9 @@ void Requests::run() {
   std::vector<Exchange*> exchanges;
   std::vector<std::exception_ptr> failures(order.size());
   std::map<uint64_t, std::exception_ptr> lost;  // by owner: asked for several things, tried once
+  const auto whole = deadline_ - std::chrono::steady_clock::now();
+  const auto connected_by = deadline_ - (whole / 4);
+  const auto least = std::min<Transport::Deadline::duration>(kLeastShare, whole / 2);
   for (size_t i = 0; i < order.size(); ++i) {
     Requesting& requesting = *order[i]->requesting;
     exchanges.push_back(&requesting);
@@ -52,7 +61,16 @@ void Requests::run() {
       continue;
     }
     const auto now = std::chrono::steady_clock::now();
-    const auto share = (deadline_ - now) / static_cast<int64_t>(order.size() - i + 1);
+    const auto share =
+        std::max(least, (connected_by - now) / static_cast<int64_t>(order.size() - i));
+    if (now + share > connected_by) {
+      order[i]->unreached = {.owner = requesting.route().origin->owner,
+                             .why = text(route_text(requesting.route()),
+                                         " was not asked: others took the time"),
+                             .how = Unreached::How::unasked};
+      failures[i] = std::make_exception_ptr(StoreTimeout(order[i]->unreached->why));
+      continue;
+    }
     try {
       requesting.begin(connections_.take(requesting.route(), now + share));
     } catch (const Error&) {
@@ -65,6 +83,9 @@ void Requests::run() {
     Requesting& requesting = *order[i]->requesting;
     if (!failures[i]) {
       connections_.give_back(requesting.route(), requesting.end());
+      continue;
+    }
+    if (order[i]->unreached) {
       continue;
     }
     try {

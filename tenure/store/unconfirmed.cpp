@@ -32,6 +32,9 @@ Unconfirmed::Answer Unconfirmed::close(const ScopeName& scope) {
     }
     due.swap(debts_);
   }
+  // Those that were asked least come first: who does not answer comes to lie behind who was not
+  // asked.
+  std::ranges::stable_sort(due, {}, &Debt::attempts);
   const auto begun = std::chrono::steady_clock::now();
   Answer answer;
   try {
@@ -87,11 +90,12 @@ Unconfirmed::Answer Unconfirmed::settle(std::vector<Debt>& debts, Client::Deadli
 }
 
 void Unconfirmed::owe(Debt debt, Unreached& why) {
-  if (why.how != Unreached::How::silent) {
+  if (why.how != Unreached::How::silent && why.how != Unreached::How::unasked) {
     return;
   }
+  debt.attempts += why.how == Unreached::How::silent ? 1 : 0;
   const std::scoped_lock lock(mutex_);
-  const bool again = ++debt.attempts < kMostAttempts && debts_.size() < kMostDebts;
+  const bool again = debt.attempts < kMostAttempts && debts_.size() < kMostDebts;
   why.why += again ? "; it is asked again when another scope closes" : "; it is not asked again";
   if (again) {
     debts_.push_back(std::move(debt));

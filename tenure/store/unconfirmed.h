@@ -36,7 +36,7 @@ class Unconfirmed {
  private:
   struct Debt {
     Client::Withdrawal what;
-    int attempts = 0;
+    int attempts = 0;  // those for which there was time
   };
 
   // What closing the scope has to ask for.

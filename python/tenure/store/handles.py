@@ -151,7 +151,7 @@ class Handle:
         for _, why, how in unreached:
             if how == "foreign":
                 raise AccessRefused(f"{self} {why}")
-            if how == "silent":
+            if how != "gone":
                 raise StoreTimeout(f"{self} could not be freed: {why}")
         return freed == 1
 
