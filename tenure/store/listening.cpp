@@ -23,13 +23,6 @@ constexpr int kAcceptedInATurn = 32;
 constexpr milliseconds kMomentToSpeak{250};
 constexpr milliseconds kNoDescriptors{100};
 
-bool is_own_user(int descriptor) {
-  ucred peer{};
-  socklen_t length = sizeof(peer);
-  return getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
-         peer.uid == ::geteuid();
-}
-
 void say_full(int descriptor) {
   Answer answer;
   answer.verdict = Verdict::full;

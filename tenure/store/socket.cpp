@@ -157,6 +157,13 @@ std::string host_port_text(const std::string& host, uint16_t port) {
 
 std::string errno_text(int error) { return std::generic_category().message(error); }
 
+bool is_own_user(int descriptor) {
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  return getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
+         peer.uid == ::geteuid();
+}
+
 void tune_tcp(int descriptor, int64_t vanished_ms) {
   const int on = 1;
   const int milliseconds = static_cast<int>(std::clamp<int64_t>(vanished_ms, 1'000, 600'000));

@@ -43,6 +43,10 @@ std::string host_port_text(const std::string& host, uint16_t port);
 // "Connection refused"
 std::string errno_text(int error);
 
+// Whether the process at the other end of a Unix socket is of this process's user. Of one that was
+// connected to: the process that listens.
+bool is_own_user(int descriptor);
+
 // No delay for small frames, and an end of its own for a peer that has vanished: after about
 // `vanished_ms` without a sign of it.
 void tune_tcp(int descriptor, int64_t vanished_ms);

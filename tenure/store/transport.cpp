@@ -227,6 +227,10 @@ std::unique_ptr<Transport> connect_local(const std::string& path, const Credenti
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   Socket socket = new_socket(AF_UNIX, 0);
   connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address), deadline);
+  // A handle may name any path, and other users may listen at some.
+  if (!is_own_user(socket.get())) {
+    throw AccessRefused(text("what listens at ", path, " is of another user"));
+  }
   auto transport = std::make_unique<SocketTransport>(std::move(socket), Wire::local);
   shake_hands(*transport, who, deadline);
   return transport;

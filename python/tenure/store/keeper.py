@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tenure import _C
-from tenure.errors import InputError, OwnerLost, StoreTimeout, TenureError
+from tenure.errors import AccessRefused, InputError, OwnerLost, StoreTimeout, TenureError
 from tenure.store import collectors as who
 from tenure.store import joining
 from tenure.store.handles import Handle
@@ -113,6 +113,9 @@ def give(
         with _connected(path) as connection:
             _send(connection, asked)
             answer = _receive(connection)
+    except AccessRefused:
+        store.free([mine._handle])
+        raise
     except TimeoutError:
         store.free([mine._handle])
         raise StoreTimeout(f"the keeper of the job '{store.job}' does not answer") from None
@@ -137,6 +140,8 @@ def _connected(path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_PATIENCE_S)
         connection.connect(str(path))
+        if _user_of(connection) != os.geteuid():
+            raise AccessRefused(f"what listens at {path} is of another user")
         yield connection
 
 

@@ -9,6 +9,8 @@
 #include <gtest/gtest.h>
 
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <thread>
@@ -44,6 +46,37 @@ TEST(Transport, NobodyThereIsOwnerLost) {
   uint16_t port = 0;
   listen_tcp({"127.0.0.1", 0}, &port);  // and not any more
   EXPECT_THROW(connect_tcp("127.0.0.1", port, kWho, within(kLong)), OwnerLost);
+}
+
+TEST(Transport, WhatAnotherUserServesIsRefused) {
+  if (::geteuid() != 0) {
+    GTEST_SKIP() << "becoming another user needs root";
+  }
+  int told[2];
+  int leash[2];
+  ASSERT_EQ(::pipe(told), 0);
+  ASSERT_EQ(::pipe(leash), 0);
+  const pid_t other = ::fork();
+  if (other == 0) {
+    ::close(leash[1]);
+    if (::setuid(65'534) == 0) {
+      const Served owner;
+      const auto& path = owner.server.origin()->path;
+      static_cast<void>(::write(told[1], path.c_str(), path.size() + 1));
+      static_cast<void>(::read(leash[0], told, 1));
+    }
+    ::_exit(0);
+  }
+  ::close(told[1]);
+  std::array<char, 128> path{};
+  ASSERT_GT(::read(told[0], path.data(), path.size() - 1), 0);
+  EXPECT_TRUE(says(
+      what_of<AccessRefused>([&] { connect_local(path.data(), kWho, within(kLong)); }),
+      {path.data(), "of another user"}));
+  for (const int end : {leash[0], leash[1], told[0]}) {
+    ::close(end);
+  }
+  ::waitpid(other, nullptr, 0);
 }
 
 // Asks a name server that answers after a second, if at all.
