@@ -8,6 +8,7 @@
 #include <tenure/store/delivery.h>
 #include <tenure/store/errors.h>
 #include <tenure/store/fingerprint.h>
+#include <tenure/store/patience.h>
 #include <tenure/store/recent_puts.h>
 #include <tenure/store/socket.h>
 #include <tenure/store/staging.h>
@@ -102,6 +103,7 @@ struct Store::State {
   Objects objects;
   Arrivals arrivals;  // before the client, whose thread tells it
   RecentPuts recent;
+  Patience patience;
   Server server;
   Client client;
   Unconfirmed unconfirmed;
@@ -155,12 +157,21 @@ std::optional<Handle> Store::State::passed_through(const ScopeName& scope, const
   if (known->mapping != nullptr && known->mapping->dirty()) {
     return std::nullopt;
   }
+  // Without its answer a copy of our own is right as well.
+  const auto owner = known->handle.origin->owner.incarnation;
+  const auto until = patience.until(owner, tensor.nbytes());
+  if (!until) {
+    return std::nullopt;
+  }
   try {
     const auto print = known->mapping != nullptr ? kAnyFingerprint : fingerprint(bytes_of(tensor));
-    if (!client.same(known->handle, print, deadline({}))) {
+    if (!client.same(known->handle, print, std::min(*until, deadline({})))) {
       return std::nullopt;
     }
-  } catch (const Error&) {  // its owner does not answer: a copy of our own is right anyway
+  } catch (const StoreTimeout&) {
+    patience.ran_out(owner);
+    return std::nullopt;
+  } catch (const Error&) {
     return std::nullopt;
   }
   ++passes;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -81,6 +82,21 @@ def test_what_is_put_again_unchanged_keeps_its_handle(trainer: Member, wire: Any
         assert raw(again.get()) == raw(tensor)
         other = tenure.store.scope("step", 21)
         assert other.put(sent.get(wire=wire)) != sent  # which would go with step 20
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_an_owner_that_does_not_answer_is_not_waited_for(trainer: Member, wire: Any) -> None:
+    job = trainer.call("put", "step", 23, {"shape": [1]}).job
+    with Member(job, "silent", 0) as silent, tenure.store.scope("call") as scope:
+        sent = [silent.call("put", scope.kind, scope.key, {"shape": [n]}) for n in (10, 500_000)]
+        tensors = [handle.get(wire=wire) for handle in sent]
+        with silent.stopped():
+            begun = time.monotonic()
+            again = [scope.put(tensor) for _ in range(20) for tensor in tensors]
+            assert time.monotonic() - begun < 5  # of a timeout of 30, forty times
+        for handle, tensor in zip(again[:2], tensors, strict=True):
+            assert handle not in sent
+            assert raw(handle.get()) == raw(tensor)
 
 
 def test_one_that_was_given_other_memory_is_not_what_came(trainer: Member) -> None:
