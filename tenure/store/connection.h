@@ -43,6 +43,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void end();
 
   [[nodiscard]] bool is_stranger() const { return stage_ != Stage::member; }
+  [[nodiscard]] bool said_hello() const { return stage_ != Stage::hello; }
   [[nodiscard]] bool hears_notices() const {
     return stage_ == Stage::member && purpose_ == Purpose::notices;
   }

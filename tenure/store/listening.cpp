@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <exception>
+#include <optional>
 #include <utility>
 
 namespace tenure::store {
@@ -20,7 +21,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr int kAcceptedInATurn = 32;
-constexpr milliseconds kMomentToSpeak{250};
+constexpr milliseconds kMomentToSpeak{10};
+constexpr milliseconds kMomentToProve{250};
 constexpr milliseconds kNoDescriptors{100};
 
 void say_full(int descriptor) {
@@ -86,25 +88,38 @@ void Listening::accept_some() {
     }
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       // The socket stays readable: waiting on it would spin.
-      return pause(kNoDescriptors);
+      if (!end_for_another(serving_.first_to_go(std::nullopt), kNoDescriptors)) {
+        return;
+      }
     }
   }
   wait();
 }
 
 bool Listening::make_place() {
-  const auto strangers = serving_.strangers(wire_);
-  if (strangers.count < serving_.options.most_strangers || !strangers.oldest) {
+  const bool is_crowded = serving_.strangers(wire_) >= serving_.options.most_strangers;
+  if (!is_crowded && serving_.connections.size() < serving_.options.most_connections) {
     return true;
   }
-  const auto moment = std::min(kMomentToSpeak, milliseconds(serving_.options.hello_ms / 4));
-  const auto spoken = std::chrono::steady_clock::now() - strangers.oldest->since();
-  if (spoken < moment) {
-    pause(std::chrono::ceil<milliseconds>(moment - spoken));
+  const auto stranger = serving_.first_to_go(is_crowded ? std::optional(wire_) : std::nullopt);
+  return !stranger || end_for_another(stranger, kMomentToProve);
+}
+
+bool Listening::end_for_another(const std::shared_ptr<Connection>& stranger,
+                                milliseconds pause_for) {
+  if (!stranger) {
+    pause(pause_for);
+    return false;
+  }
+  const auto moment = std::min(stranger->said_hello() ? kMomentToProve : kMomentToSpeak,
+                               milliseconds(serving_.options.hello_ms / 4));
+  const auto here = std::chrono::steady_clock::now() - stranger->since();
+  if (here < moment) {
+    pause(std::min(pause_for, std::chrono::ceil<milliseconds>(moment - here)));
     return false;
   }
   serving_.counters.refused_full.fetch_add(1, std::memory_order_relaxed);
-  strangers.oldest->end();
+  stranger->end();
   return true;
 }
 

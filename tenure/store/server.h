@@ -30,7 +30,7 @@ struct ServerOptions {
   Secret secret;
   std::optional<TlsFiles> tls;  // then TCP is with TLS alone
   uint32_t most_connections = 1024;
-  uint32_t most_strangers = 64;         // connections that have not shown who they are
+  uint32_t most_strangers = 256;        // connections that have not shown who they are
   uint64_t most_outstanding = 4 << 20;  // bytes queued for one connection beside the one being sent
   int64_t hello_ms = 5'000;             // to show who one is
   int64_t stall_ms = 30'000;            // for a byte to move in the middle of a message, either way

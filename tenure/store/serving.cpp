@@ -87,18 +87,22 @@ void Serving::tell_all(const std::vector<std::byte>& notice) {
   }
 }
 
-Serving::Strangers Serving::strangers(Wire wire) const {
-  Strangers found;
+size_t Serving::strangers(Wire wire) const {
+  return static_cast<size_t>(std::ranges::count_if(connections, [&](const auto& entry) {
+    return entry.second->is_stranger() && entry.second->wire() == wire;
+  }));
+}
+
+std::shared_ptr<Connection> Serving::first_to_go(std::optional<Wire> wire) const {
+  const auto later = [](const Connection& one) { return std::pair(one.said_hello(), one.since()); };
+  std::shared_ptr<Connection> first;
   for (const auto& [address, connection] : connections) {
-    if (!connection->is_stranger() || connection->wire() != wire) {
-      continue;
-    }
-    ++found.count;
-    if (!found.oldest || connection->since() < found.oldest->since()) {
-      found.oldest = connection;
+    const bool may = connection->is_stranger() && (!wire || connection->wire() == *wire);
+    if (may && (!first || later(*connection) < later(*first))) {
+      first = connection;
     }
   }
-  return found;
+  return first;
 }
 
 void Serving::sweep() {

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -56,12 +57,11 @@ struct Serving {
   // What the table has withdrawn, likewise.
   void tell_withdrawn();
 
-  // Connections of this wire that have not shown who they are; the one that is here longest.
-  struct Strangers {
-    size_t count = 0;
-    std::shared_ptr<Connection> oldest;
-  };
-  [[nodiscard]] Strangers strangers(Wire wire) const;
+  // How many connections of this wire have not shown who they are.
+  [[nodiscard]] size_t strangers(Wire wire) const;
+  // The one that makes place for others: of those that said nothing, the one that is here longest;
+  // then of the others. Null if there is none. No wire: of all.
+  [[nodiscard]] std::shared_ptr<Connection> first_to_go(std::optional<Wire> wire) const;
 
   // Ends what is past its time.
   void sweep();

@@ -23,6 +23,7 @@ namespace {
 
 constexpr int64_t kVanishedMs = 20'000;
 constexpr std::chrono::milliseconds kCrowded{5};  // until a full backlog is tried again
+constexpr int kMostHellos = 3;
 
 class SocketTransport final : public Transport {
  public:
@@ -114,6 +115,26 @@ std::string refusal_text(Verdict verdict, uint16_t version) {
   }
 }
 
+// A server with many strangers ends some of them before it has heard them.
+class Unheard : public OwnerLost {
+ public:
+  using OwnerLost::OwnerLost;
+};
+
+// What `connect` makes, which may throw Unheard and is tried again then.
+template <class Connect>
+std::unique_ptr<Transport> heard(const Connect& connect) {
+  for (int hello = 1;; ++hello) {
+    try {
+      return connect();
+    } catch (const Unheard&) {
+      if (hello == kMostHellos) {
+        throw;
+      }
+    }
+  }
+}
+
 void shake_hands(Transport& transport, const Credentials& who, Transport::Deadline deadline) {
   Hello hello;
   hello.wire = transport.wire();
@@ -128,7 +149,11 @@ void shake_hands(Transport& transport, const Credentials& who, Transport::Deadli
   } catch (const OwnerLost&) {  // NOLINT(bugprone-empty-catch)
   }
   std::array<std::byte, kAnswerBytes> bytes{};
-  receive_all(transport, bytes, deadline);
+  try {
+    receive_all(transport, bytes, deadline);
+  } catch (const OwnerLost& ended) {
+    throw Unheard(ended.what());
+  }
   const auto answer = decode_answer(bytes);
   if (!answer) {
     throw AccessRefused("what answers there is not a store of Tenure's");
@@ -225,15 +250,17 @@ std::unique_ptr<Transport> connect_local(const std::string& path, const Credenti
     throw InputError(text("\"", path, "\" is not the path of a Unix socket"));
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  Socket socket = new_socket(AF_UNIX, 0);
-  connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address), deadline);
-  // A handle may name any path, and other users may listen at some.
-  if (!is_own_user(socket.get())) {
-    throw AccessRefused(text("what listens at ", path, " is of another user"));
-  }
-  auto transport = std::make_unique<SocketTransport>(std::move(socket), Wire::local);
-  shake_hands(*transport, who, deadline);
-  return transport;
+  return heard([&] {
+    Socket socket = new_socket(AF_UNIX, 0);
+    connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address), deadline);
+    // A handle may name any path, and other users may listen at some.
+    if (!is_own_user(socket.get())) {
+      throw AccessRefused(text("what listens at ", path, " is of another user"));
+    }
+    auto transport = std::make_unique<SocketTransport>(std::move(socket), Wire::local);
+    shake_hands(*transport, who, deadline);
+    return transport;
+  });
 }
 
 std::unique_ptr<Transport> connect_tcp(const std::string& address, uint16_t port,
@@ -242,16 +269,18 @@ std::unique_ptr<Transport> connect_tcp(const std::string& address, uint16_t port
     throw AccessRefused("TCP is used only with a secret of the job, and this process has none");
   }
   const Addresses addresses = resolve(address, port, deadline);
-  Socket socket = connect_to_any(addresses.get(), deadline);
-  tune_tcp(socket.get(), kVanishedMs);
-  std::unique_ptr<Transport> transport;
-  if (who.tls != nullptr) {
-    transport = std::make_unique<TlsTransport>(std::move(socket), who.tls);
-  } else {
-    transport = std::make_unique<SocketTransport>(std::move(socket), Wire::tcp);
-  }
-  shake_hands(*transport, who, deadline);
-  return transport;
+  return heard([&] {
+    Socket socket = connect_to_any(addresses.get(), deadline);
+    tune_tcp(socket.get(), kVanishedMs);
+    std::unique_ptr<Transport> transport;
+    if (who.tls != nullptr) {
+      transport = std::make_unique<TlsTransport>(std::move(socket), who.tls);
+    } else {
+      transport = std::make_unique<SocketTransport>(std::move(socket), Wire::tcp);
+    }
+    shake_hands(*transport, who, deadline);
+    return transport;
+  });
 }
 
 }  // namespace tenure::store

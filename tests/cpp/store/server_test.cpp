@@ -158,6 +158,32 @@ TEST_P(OnWire, StrangersBeyondTheLimitMakePlace) {
   EXPECT_LE(stats().connections, 4U);
 }
 
+TEST_P(OnWire, ACrowdOfStrangersDoesNotKeepMembersOut) {
+  Served& owner = serve();
+  const Handle handle = owner.put(1000);
+  const Over over = GetParam() == Wire::local ? Over::best : Over::tcp;
+  std::vector<Stranger> crowd;
+  for (int i = 0; i < 600; ++i) {
+    crowd.push_back(stranger());
+  }
+  Client client(client_options());
+  const auto begun = std::chrono::steady_clock::now();
+  EXPECT_NO_THROW(get(client, {want(handle, over)}));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(1000));
+}
+
+TEST_P(OnWire, StrangersMakePlaceForMembers) {
+  Served& owner = serve([](ServerOptions& options) { options.most_connections = 8; });
+  const Handle handle = owner.put(1000);
+  const Over over = GetParam() == Wire::local ? Over::best : Over::tcp;
+  std::vector<Stranger> crowd;
+  for (int i = 0; i < 16; ++i) {
+    crowd.push_back(stranger());
+  }
+  Client client(client_options());
+  EXPECT_NO_THROW(get(client, {want(handle, over)}));
+}
+
 TEST_P(OnWire, MoreConnectionsThanAllowedAreToldSo) {
   serve([](ServerOptions& options) { options.most_connections = 3; });
   {
