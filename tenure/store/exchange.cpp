@@ -7,7 +7,6 @@
 #include <tenure/store/waiting.h>
 
 #include <poll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -23,10 +22,7 @@ constexpr uint64_t kPiece = 4 << 20;      // in one receive
 
 }  // namespace
 
-Exchange::~Exchange() {
-  close_descriptors();
-  give_up();
-}
+Exchange::~Exchange() { give_up(); }
 
 // Note [Lent], connection.cpp: a message that is cut short says that the answers were not all read.
 void Exchange::give_up() {
@@ -40,21 +36,13 @@ void Exchange::give_up() {
   }
 }
 
-void Exchange::close_descriptors() {
-  for (const int descriptor : std::exchange(descriptors_, {})) {
-    if (descriptor >= 0) {
-      ::close(descriptor);
-    }
-  }
-}
-
 void Exchange::begin(std::unique_ptr<Line> line) {
   line_ = std::move(line);
   heard_ = false;
   outgoing_.clear();
   sent_ = 0;
   payload_left_ = 0;
-  close_descriptors();
+  descriptors_.clear();
   speak();
 }
 
@@ -68,11 +56,11 @@ void Exchange::say(MessageKind kind, std::span<const std::byte> body) {
   append_frame(outgoing_, kind, body);
 }
 
-int Exchange::take_descriptor() {
+Descriptor Exchange::take_descriptor() {
   if (descriptors_.empty()) {
     throw InputError(text(route_text(route_), " sent no descriptor where one belongs"));
   }
-  const int descriptor = descriptors_.front();
+  auto descriptor = std::move(descriptors_.front());
   descriptors_.pop_front();
   return descriptor;
 }
@@ -123,7 +111,7 @@ bool Exchange::receive() {
     incoming.arrived(got);
   }
   if (descriptor != -1) {
-    descriptors_.push_back(descriptor);
+    descriptors_.emplace_back(descriptor);
   }
   heard_ = heard_ || got > 0;
   return got > 0;

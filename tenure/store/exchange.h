@@ -3,6 +3,7 @@
 #pragma once
 
 #include <tenure/store/connections.h>
+#include <tenure/store/descriptor.h>
 #include <tenure/store/messages.h>
 #include <tenure/store/transport.h>
 
@@ -45,8 +46,9 @@ class Exchange {
   virtual std::byte* hear(const Header& header, std::span<const std::byte> body) = 0;
   // All of the payload is where hear() said.
   virtual void payload_came() {}
-  // The next descriptor that came: the caller's, or kLostDescriptor. Throws InputError if none did.
-  int take_descriptor();
+  // The next descriptor that came, whose number is kLostDescriptor if there was no room for it.
+  // Throws InputError if none did.
+  Descriptor take_descriptor();
 
  private:
   friend class Round;
@@ -58,7 +60,6 @@ class Exchange {
   bool receive();
   void parse();
   [[nodiscard]] short awaited() const;
-  void close_descriptors();
   void give_up();
 
   Route route_;
@@ -69,7 +70,7 @@ class Exchange {
   size_t sent_ = 0;
   std::byte* payload_ = nullptr;
   uint64_t payload_left_ = 0;
-  std::deque<int> descriptors_;
+  std::deque<Descriptor> descriptors_;
 };
 
 // Waits for several exchanges at once.

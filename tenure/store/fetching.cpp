@@ -103,12 +103,12 @@ std::byte* Fetching::take_object(const Header& header, const ObjectFound& found)
 
 void Fetching::take_mapping(const ObjectFound& found) {
   const Asked& asked = batch_[found.wish];
-  const int descriptor = take_descriptor();
-  if (descriptor == kLostDescriptor) {
+  auto descriptor = take_descriptor();
+  if (descriptor.get() == kLostDescriptor) {
     again_.push_back({asked.want, true});
     return;
   }
-  auto mapping = MappedFile::map(descriptor, found);
+  auto mapping = MappedFile::map(std::move(descriptor), found);
   if (!mapping) {
     again_.push_back({asked.want, true});
     return;

@@ -38,8 +38,8 @@ void check(int descriptor, const ObjectFound& found) {
 
 }  // namespace
 
-std::unique_ptr<Mapping> MappedFile::map(int descriptor, const ObjectFound& found) {
-  const Descriptor file(descriptor);
+// NOLINTNEXTLINE(performance-unnecessary-value-param): it is closed when this returns
+std::unique_ptr<Mapping> MappedFile::map(Descriptor file, const ObjectFound& found) {
   check(file.get(), found);
   const uint64_t ahead = found.offset % page_bytes();
   const uint64_t length = ahead + found.bytes;

@@ -69,7 +69,7 @@ uint64_t segment_bytes(uint64_t bytes) {
 
 std::shared_ptr<const Content> make_segment(const Source& source, Charge& charge) {
   Descriptor file(::memfd_create("tenure", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!file) {
+  if (!file.is_open()) {
     if (errno == EMFILE || errno == ENFILE) {
       return nullptr;
     }

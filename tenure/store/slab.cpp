@@ -36,6 +36,8 @@ class Pages {
     }
     // A huge page would be filled whole by its first byte, and bytes would not be what they seem.
     ::madvise(data_, bytes, MADV_NOHUGEPAGE);
+    // A forked child would keep what its parent frees, and has no use for it.
+    ::madvise(data_, bytes, MADV_DONTFORK);
   }
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;

@@ -1,7 +1,6 @@
 #include <tenure/store/socket.h>
 
 #include <tenure/core/error.h>
-#include <tenure/core/fork.h>
 #include <tenure/core/text.h>
 
 #include <fcntl.h>
@@ -16,38 +15,10 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <mutex>
 #include <system_error>
-#include <unordered_set>
 
 namespace tenure::store {
 namespace {
-
-// The open sockets of this process. Leaked: a fork may happen while static destructors run.
-struct OpenSockets {
-  std::mutex mutex;
-  std::unordered_set<int> descriptors;
-};
-
-void close_inherited();
-
-OpenSockets& open_sockets() {
-  static auto* instance = [] {
-    auto* made = new OpenSockets;
-    protect_across_fork(made->mutex);
-    on_fork_in_child(close_inherited);
-    return made;
-  }();
-  return *instance;
-}
-
-void close_inherited() {
-  auto& sockets = open_sockets();
-  for (const int descriptor : sockets.descriptors) {
-    ::close(descriptor);
-  }
-  sockets.descriptors.clear();
-}
 
 Moved failed_move(int error) {
   if (error == EAGAIN || error == EWOULDBLOCK || error == EINTR) {
@@ -86,40 +57,6 @@ int take_descriptor(msghdr& message) {
 }
 
 }  // namespace
-
-Socket::Socket(int descriptor) : descriptor_(descriptor), generation_(fork_generation()) {
-  if (descriptor_ < 0) {
-    return;
-  }
-  auto& sockets = open_sockets();
-  const std::lock_guard lock(sockets.mutex);
-  sockets.descriptors.insert(descriptor_);
-}
-
-Socket::Socket(Socket&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)), generation_(other.generation_) {}
-
-Socket& Socket::operator=(Socket&& other) noexcept {
-  if (this != &other) {
-    close();
-    descriptor_ = std::exchange(other.descriptor_, -1);
-    generation_ = other.generation_;
-  }
-  return *this;
-}
-
-Socket::~Socket() { close(); }
-
-void Socket::close() {
-  const int descriptor = std::exchange(descriptor_, -1);
-  if (descriptor < 0 || generation_ != fork_generation()) {
-    return;
-  }
-  auto& sockets = open_sockets();
-  const std::lock_guard lock(sockets.mutex);
-  sockets.descriptors.erase(descriptor);
-  ::close(descriptor);
-}
 
 HostPort parse_host_port(std::string_view whole) {
   const size_t colon = whole.rfind(':');

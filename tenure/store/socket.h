@@ -1,36 +1,18 @@
 // Sockets as the store uses them: owned, non-blocking, not inherited by a program that is started.
-// A forked child closes its copies at once: otherwise it would keep the connections of a dead
-// parent open, and nobody would learn of that death. Torch-free.
+// Torch-free.
 #pragma once
+
+#include <tenure/store/descriptor.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 
 namespace tenure::store {
 
-// Owns a descriptor. Move-only; one thread at a time. In a forked child it owns nothing.
-class Socket {
- public:
-  Socket() = default;
-  explicit Socket(int descriptor);
-  Socket(Socket&& other) noexcept;
-  Socket& operator=(Socket&& other) noexcept;
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-  ~Socket();
-
-  [[nodiscard]] int get() const { return descriptor_; }
-  [[nodiscard]] bool is_open() const { return descriptor_ >= 0; }
-  void close();
-
- private:
-  int descriptor_ = -1;
-  uint32_t generation_ = 0;  // of forks
-};
+using Socket = Descriptor;
 
 // "HOST:PORT", "[V6]:PORT". Throws InputError.
 struct HostPort {

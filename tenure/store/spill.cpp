@@ -43,12 +43,12 @@ void count_forks() {
 // A file without a name. Not made: errno says why.
 Descriptor nameless_file(const std::string& folder) {
   Descriptor file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
-  if (file || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT)) {
+  if (file.is_open() || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT)) {
     return file;
   }
   auto path = folder + "/tenure-spill-XXXXXX";
   Descriptor named(::mkostemp(path.data(), O_CLOEXEC));
-  if (named) {
+  if (named.is_open()) {
     ::unlink(path.c_str());
   }
   return named;
@@ -111,9 +111,9 @@ struct SpillFiles {
 // is counted is the file's length.
 uint64_t SpillFiles::take(uint64_t length) {
   std::lock_guard lock(mutex);
-  if (!common) {
+  if (!common.is_open()) {
     common = nameless_file(folder);
-    if (!common) {
+    if (!common.is_open()) {
       fail(folder, length, errno);
     }
   }
@@ -246,7 +246,7 @@ Spill::Spill(const std::string& folder, uint64_t small_bytes)
   files_->generation = fork_generation();
   files_->folder = spill_folder(folder);
   files_->small_bytes = small_bytes;
-  if (!nameless_file(files_->folder)) {
+  if (!nameless_file(files_->folder).is_open()) {
     throw InputError(text("the spill folder ", files_->folder, " cannot be used (",
                           std::generic_category().message(errno), "); name another one"));
   }
@@ -258,7 +258,7 @@ Spill::Spill(const std::string& folder, uint64_t small_bytes)
 
 std::shared_ptr<const Content> Spill::store(const Source& source) {
   if (source.bytes() > files_->small_bytes) {
-    if (auto file = nameless_file(files_->folder)) {
+    if (auto file = nameless_file(files_->folder); file.is_open()) {
       promise(file.get(), 0, source.bytes(), files_->folder);
       fill_file(file.get(), 0, source, files_->folder);
       return std::make_shared<LoneFile>(files_, std::move(file), source.bytes());

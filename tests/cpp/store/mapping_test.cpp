@@ -9,15 +9,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <utility>
+
 namespace tenure::store {
 namespace {
 
 constexpr int kSeals = F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK;
 
-int file_of(const std::vector<std::byte>& bytes, int seals = kSeals) {
-  const int file = ::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  EXPECT_EQ(::write(file, bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
-  EXPECT_EQ(::fcntl(file, F_ADD_SEALS, seals), 0);
+Descriptor file_of(const std::vector<std::byte>& bytes, int seals = kSeals) {
+  Descriptor file(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  EXPECT_EQ(::write(file.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+  EXPECT_EQ(::fcntl(file.get(), F_ADD_SEALS, seals), 0);
   return file;
 }
 
@@ -39,9 +41,9 @@ TEST(Mapping, APartBeginsWhereItShould) {
 
 TEST(Mapping, AWriteStaysWithTheWriter) {
   const auto bytes = pattern(100'000);
-  const int file = file_of(bytes);
-  const auto mine = MappedFile::map(::dup(file), whole(100'000));
-  const auto others = MappedFile::map(file, whole(100'000));
+  auto file = file_of(bytes);
+  const auto mine = MappedFile::map(Descriptor(::dup(file.get())), whole(100'000));
+  const auto others = MappedFile::map(std::move(file), whole(100'000));
   mine->data()[50'000] ^= std::byte{1};
   EXPECT_EQ(others->data()[50'000], bytes[50'000]);
 }

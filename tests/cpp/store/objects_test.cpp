@@ -8,11 +8,15 @@
 
 #include <malloc.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <stdexcept>
+#include <string>
 
 namespace tenure::store {
 namespace {
@@ -323,6 +327,44 @@ TEST(Objects, AForkedChildLeavesTheParentsObjectsAlone) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   EXPECT_EQ(read_whole(*objects->fetch(reader, placed.id, {}).content), pattern(1 << 20));
+}
+
+TEST(Objects, AForkedChildKeepsNoMemoryOfItsParents) {
+  Objects objects(kOwner);
+  const auto large = put(objects, step(1), 8 << 20);
+  const auto small = put(objects, step(1), 1000);
+  const auto* const slab = objects.content(small.id)->memory().data();
+  int gate[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, gate), 0);
+  char byte = 0;
+  const auto child = ::fork();
+  if (child == 0) {
+    ::close(gate[1]);
+    static_cast<void>(::write(gate[0], &byte, 1));
+    static_cast<void>(::read(gate[0], &byte, 1));
+    ::_exit(0);
+  }
+  ASSERT_EQ(::read(gate[1], &byte, 1), 1);
+  const auto of_child = std::filesystem::path("/proc") / std::to_string(child);
+  for (const auto& entry : std::filesystem::directory_iterator(of_child / "fd")) {
+    EXPECT_EQ(std::filesystem::read_symlink(entry).string().find("memfd:tenure"),
+              std::string::npos);
+  }
+  std::ifstream maps(of_child / "maps");
+  uintptr_t from = 0;
+  uintptr_t to = 0;
+  char dash = 0;
+  for (std::string rest; maps >> std::hex >> from >> dash >> to && std::getline(maps, rest);) {
+    EXPECT_FALSE(from <= reinterpret_cast<uintptr_t>(slab) &&
+                 reinterpret_cast<uintptr_t>(slab) < to);
+  }
+  EXPECT_NE(to, 0U);
+  for (const int end : gate) {
+    ::close(end);
+  }
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(read_whole(*objects.content(large.id)), pattern(8 << 20));
+  EXPECT_EQ(read_whole(*objects.content(small.id)), pattern(1000));
 }
 
 }  // namespace
