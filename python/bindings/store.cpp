@@ -272,6 +272,13 @@ store::GetOptions get_options(std::pair<uint64_t, std::optional<uint64_t>> rows,
   return options;
 }
 
+// A fetch whose caller may have gone when the tensors are there: see Store::fetch.
+struct Fetch {
+  store::Store& from;
+  std::vector<store::Handle> handles;
+  store::Parcel parcel;
+};
+
 void raise_for_signals() {
   const py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) {
@@ -336,6 +343,10 @@ void bind_tables(py::class_<store::Store, Joined>& bound) {
 
 void bind_store(py::module_& m) {
   bind_handle(m);
+  py::class_<Fetch>(m, "StoreFetch").def("accept", [](Fetch& self) {
+    self.from.accept(self.parcel);
+    return std::move(self.parcel.tensors);
+  });
   py::class_<store::Store, Joined> bound(m, "Store");
   bound
       .def(py::init(&join), py::kw_only(), py::arg("job"), py::arg("role"), py::arg("rank"),
@@ -384,6 +395,21 @@ void bind_store(py::module_& m) {
           py::kw_only(), py::arg("handles"), py::arg("rows"), py::arg("into"), py::arg("device"),
           py::arg("readonly"), py::arg("more"), py::arg("keep"), py::arg("tcp"),
           py::arg("timeout_ms"), NoGil())
+      .def(
+          "fetch",
+          [](store::Store& self, std::vector<store::Handle> handles,
+             std::pair<uint64_t, std::optional<uint64_t>> rows, std::vector<at::Tensor> into,
+             const std::optional<at::Device>& device, bool readonly, bool more, bool keep, bool tcp,
+             const std::optional<int64_t>& timeout_ms) {
+            auto fetch = std::make_unique<Fetch>(Fetch{self, std::move(handles), {}});
+            fetch->parcel = self.fetch(
+                fetch->handles,
+                get_options(rows, std::move(into), device, readonly, more, keep, tcp, timeout_ms));
+            return fetch;
+          },
+          py::kw_only(), py::arg("handles"), py::arg("rows"), py::arg("into"), py::arg("device"),
+          py::arg("readonly"), py::arg("more"), py::arg("keep"), py::arg("tcp"),
+          py::arg("timeout_ms"), py::keep_alive<0, 1>(), NoGil())
       .def(
           "begin_call",
           [](store::Store& self, const std::string& kind, const std::string& id,

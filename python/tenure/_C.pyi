@@ -1177,6 +1177,11 @@ class StoreHandle:
     @staticmethod
     def decode(encoded: builtins.bytes) -> StoreHandle: ...
 
+class StoreFetch:
+    """A fetch that counts once its caller has the tensors."""
+
+    def accept(self) -> list[torch.Tensor]: ...
+
 class Store:
     """One process's membership in a job's store."""
 
@@ -1230,6 +1235,19 @@ class Store:
         tcp: bool,
         timeout_ms: int | None,
     ) -> list[torch.Tensor]: ...
+    def fetch(
+        self,
+        *,
+        handles: list[StoreHandle],
+        rows: tuple[int, int | None],
+        into: list[torch.Tensor],
+        device: torch.device | None,
+        readonly: bool,
+        more: bool,
+        keep: bool,
+        tcp: bool,
+        timeout_ms: int | None,
+    ) -> StoreFetch: ...
     def begin_call(self, kind: str, key: str, call: str) -> int: ...
     def fail_call(self, kind: str, key: str, call: str, attempt: int) -> None: ...
     def adopt(self, kind: str, key: str, handles: list[StoreHandle]) -> None: ...

@@ -80,7 +80,7 @@ class Delivery {
     }
   }
 
-  std::vector<at::Tensor> run(Client& client, Arrivals& arrivals, Client::Deadline deadline) {
+  Parcel run(Client& client, Arrivals& arrivals, Client::Deadline deadline) {
     take_kept(arrivals);
     auto got = client.get(wants_, deadline, [this](size_t want, uint64_t /*bytes*/) {
       const auto tensor = memory_for(which_[want]);
@@ -92,14 +92,11 @@ class Delivery {
     for (size_t i = 0; i < out_.size(); ++i) {
       deliver(i);
     }
-    // Only now: what could not be delivered is there for another try.
-    for (const auto& [i, tensor] : to_keep_) {
-      arrivals.keep(handles_[i], tensor);
+    if (options_.more) {
+      wants_.clear();
     }
-    if (!options_.more) {
-      client.fetched(wants_);
-    }
-    return std::move(out_);
+    return {
+        .tensors = std::move(out_), .fetched = std::move(wants_), .to_keep = std::move(to_keep_)};
   }
 
  private:
@@ -144,7 +141,7 @@ class Delivery {
       arrivals.note(out_[i], handles_[i], mapping);
     }
     if (options_.keep && whole()) {
-      to_keep_.emplace_back(i, out_[i]);
+      to_keep_.emplace_back(&handles_[i], out_[i]);
     }
   }
 
@@ -178,15 +175,22 @@ class Delivery {
   std::vector<at::Tensor> out_;
   std::vector<Want> wants_;
   std::vector<size_t> which_;  // of the handles each want is
-  std::vector<std::pair<size_t, at::Tensor>> to_keep_;
+  std::vector<std::pair<const Handle*, at::Tensor>> to_keep_;
 };
 
 }  // namespace
 
-std::vector<at::Tensor> fetch_tensors(Client& client, Arrivals& arrivals,
-                                      std::span<const Handle> handles, const GetOptions& options,
-                                      Client::Deadline deadline) {
+Parcel fetch_tensors(Client& client, Arrivals& arrivals, std::span<const Handle> handles,
+                     const GetOptions& options, Client::Deadline deadline) {
   return Delivery(handles, options).run(client, arrivals, deadline);
+}
+
+// Only when it is there: what could not be delivered is there for another try.
+void accept(Client& client, Arrivals& arrivals, const Parcel& parcel) {
+  for (const auto& [handle, tensor] : parcel.to_keep) {
+    arrivals.keep(*handle, tensor);
+  }
+  client.fetched(parcel.fetched);
 }
 
 }  // namespace tenure::store

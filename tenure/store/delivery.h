@@ -9,14 +9,24 @@
 #include <ATen/core/Tensor.h>
 
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace tenure::store {
 
-// In the order of the handles; all or nothing. Throws InputError for a target that does not fit,
-// before anything is fetched; and what Client::get throws: targets may then be half written.
-std::vector<at::Tensor> fetch_tensors(Client& client, Arrivals& arrivals,
-                                      std::span<const Handle> handles, const GetOptions& options,
-                                      Client::Deadline deadline);
+// What a fetch brought. Until it is accepted it does not count as fetched, and nothing is kept of
+// it. Refers to the handles that were asked for.
+struct Parcel {
+  std::vector<at::Tensor> tensors;  // in the order of the handles
+  std::vector<Want> fetched;        // to be told
+  std::vector<std::pair<const Handle*, at::Tensor>> to_keep;
+};
+
+// All or nothing. Throws InputError for a target that does not fit, before anything is fetched; and
+// what Client::get throws: targets may then be half written.
+Parcel fetch_tensors(Client& client, Arrivals& arrivals, std::span<const Handle> handles,
+                     const GetOptions& options, Client::Deadline deadline);
+// The caller has them.
+void accept(Client& client, Arrivals& arrivals, const Parcel& parcel);
 
 }  // namespace tenure::store

@@ -70,7 +70,8 @@ bool nobody_listens(const std::string& path) {
   const Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-reinterpret-cast): the sockets API
   const auto* const general = reinterpret_cast<const sockaddr*>(&address);
-  return socket.is_open() && ::connect(socket.get(), general, sizeof(address)) != 0 && errno == ECONNREFUSED;
+  return socket.is_open() && ::connect(socket.get(), general, sizeof(address)) != 0 &&
+         errno == ECONNREFUSED;
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Patience: how long an owner is waited for where its answer only saves a copy: about as long as the
-// copy takes. One that did not answer in that time is not asked again for a while. Torch-free.
+// Patience: how long an owner is waited for where its answer only saves a copy: about as long as
+// the copy takes. One that did not answer in that time is not asked again for a while. Torch-free.
 // Threading: any thread.
 #pragma once
 

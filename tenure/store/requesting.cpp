@@ -64,10 +64,10 @@ void Requests::run() {
     const auto share =
         std::max(least, (connected_by - now) / static_cast<int64_t>(order.size() - i));
     if (now + share > connected_by) {
-      order[i]->unreached = {.owner = requesting.route().origin->owner,
-                             .why = text(route_text(requesting.route()),
-                                         " was not asked: others took the time"),
-                             .how = Unreached::How::unasked};
+      order[i]->unreached = {
+          .owner = requesting.route().origin->owner,
+          .why = text(route_text(requesting.route()), " was not asked: others took the time"),
+          .how = Unreached::How::unasked};
       failures[i] = std::make_exception_ptr(StoreTimeout(order[i]->unreached->why));
       continue;
     }

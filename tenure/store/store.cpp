@@ -5,7 +5,6 @@
 #include <tenure/core/part.h>
 #include <tenure/core/text.h>
 #include <tenure/store/arrivals.h>
-#include <tenure/store/delivery.h>
 #include <tenure/store/errors.h>
 #include <tenure/store/fingerprint.h>
 #include <tenure/store/patience.h>
@@ -311,8 +310,18 @@ at::Tensor Store::get(const Handle& handle, const GetOptions& options) {
 }
 
 std::vector<at::Tensor> Store::get_all(std::span<const Handle> handles, const GetOptions& options) {
+  auto parcel = fetch(handles, options);
+  accept(parcel);
+  return std::move(parcel.tensors);
+}
+
+Parcel Store::fetch(std::span<const Handle> handles, const GetOptions& options) {
   return fetch_tensors(state_->client, state_->arrivals, handles, options,
                        state_->deadline(options.timeout));
+}
+
+void Store::accept(const Parcel& parcel) {
+  store::accept(state_->client, state_->arrivals, parcel);
 }
 
 uint32_t Store::begin_call(const ScopeName& scope, const std::string& call) {

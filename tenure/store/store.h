@@ -10,6 +10,7 @@
 #pragma once
 
 #include <tenure/store/client.h>
+#include <tenure/store/delivery.h>
 #include <tenure/store/handle.h>
 #include <tenure/store/objects.h>
 #include <tenure/store/options.h>
@@ -64,6 +65,11 @@ class Store {
   at::Tensor get(const Handle& handle, const GetOptions& options = {});
   // In one request to each owner, all owners at once; all or nothing.
   std::vector<at::Tensor> get_all(std::span<const Handle> handles, const GetOptions& options = {});
+
+  // get_all() in two steps, for a caller that may wait no longer when the tensors are there. Only
+  // accept() makes it a fetch. REQUIRES: the handles stay until then.
+  Parcel fetch(std::span<const Handle> handles, const GetOptions& options = {});
+  void accept(const Parcel& parcel);
 
   // See Objects.
   uint32_t begin_call(const ScopeName& scope, const std::string& call);

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
@@ -12,10 +12,10 @@ from tenure.errors import InputError
 from tenure.store import joining
 
 if TYPE_CHECKING:
+    from tenure import _C
     from tenure.store.handles import Handle
 
 Wire: TypeAlias = Literal["tcp"]
-T = TypeVar("T")
 
 
 def get_all(
@@ -43,19 +43,52 @@ def get_all(
     return fetch(wanted, device=device, readonly=readonly, keep=keep, timeout=timeout, wire=wire)
 
 
-async def get_all_async(handles: Iterable[Handle], **options: Any) -> list[torch.Tensor]:
-    """As ``get_all``, without holding up the event loop."""
-    return await in_thread(get_all, handles, **options)
+async def get_all_async(
+    handles: Iterable[Handle],
+    *,
+    device: torch.device | str | None = None,
+    readonly: bool = False,
+    keep: bool = False,
+    timeout: float | None = None,
+    wire: Wire | None = None,
+) -> list[torch.Tensor]:
+    """As ``get_all``, without holding up the event loop.
 
-
-async def in_thread(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-    """The wait is C++'s and holds no lock of Python's, so a thread costs the loop nothing."""
-    return await asyncio.to_thread(function, *arguments, **options)
+    One that is cancelled has fetched nothing: it is not the fetch that was expected.
+    """
+    wanted = list(handles)
+    _need_handles(wanted)
+    return await fetch_async(
+        wanted, device=device, readonly=readonly, keep=keep, timeout=timeout, wire=wire
+    )
 
 
 def fetch(
+    handles: Sequence[Handle], rows: slice | None = None, **options: Any
+) -> list[torch.Tensor]:
+    """As ``get_all``; `rows`, ``into`` and ``more`` as for ``Handle.get``."""
+    return joining.current().get_all(**_request(handles, rows, **options))
+
+
+async def fetch_async(
+    handles: Sequence[Handle], rows: slice | None = None, **options: Any
+) -> list[torch.Tensor]:
+    """The same, in a thread: the wait is C++'s and holds no lock of Python's.
+
+    A thread cannot be cancelled, and what comes of it when its task was cancelled is nobody's. So
+    it is the task that says, without another wait, that it has the tensors.
+    """
+
+    def begin() -> _C.StoreFetch:
+        return joining.current().fetch(**_request(handles, rows, **options))
+
+    fetched = await asyncio.to_thread(begin)
+    return fetched.accept()
+
+
+def _request(
     handles: Sequence[Handle],
-    rows: slice | None = None,
+    rows: slice | None,
     *,
     into: Sequence[torch.Tensor] = (),
     device: torch.device | str | None = None,
@@ -64,8 +97,8 @@ def fetch(
     keep: bool = False,
     timeout: float | None = None,
     wire: Wire | None = None,
-) -> list[torch.Tensor]:
-    """As ``get_all``; `rows` for a single handle."""
+) -> dict[str, Any]:
+    """What the store is asked, if it means something."""
     if wire not in (None, "tcp"):
         raise InputError(f"wire is None or 'tcp', not {wire!r}")
     if keep and readonly:
@@ -77,17 +110,17 @@ def fetch(
     for target in into:
         if not isinstance(target, torch.Tensor):
             raise InputError(f"a target is a tensor, not of type {type(target).__name__}")
-    return joining.current().get_all(
-        handles=[handle._handle for handle in handles],
-        rows=_rows(rows, handles),
-        into=list(into),
-        device=None if device is None else torch.device(device),
-        readonly=readonly,
-        more=more,
-        keep=keep,
-        tcp=wire == "tcp",
-        timeout_ms=None if timeout is None else joining.milliseconds(timeout, "the timeout"),
-    )
+    return {
+        "handles": [handle._handle for handle in handles],
+        "rows": _rows(rows, handles),
+        "into": list(into),
+        "device": None if device is None else torch.device(device),
+        "readonly": readonly,
+        "more": more,
+        "keep": keep,
+        "tcp": wire == "tcp",
+        "timeout_ms": None if timeout is None else joining.milliseconds(timeout, "the timeout"),
+    }
 
 
 def free_handles(handles: Sequence[Handle]) -> tuple[int, list[tuple[str, str]]]:

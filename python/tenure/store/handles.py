@@ -126,19 +126,20 @@ class Handle:
         """
         targets = [] if into is None else [into]
         options = {"device": device, "readonly": readonly, "more": more, "keep": keep}
-        [tensor] = fetching.fetch(
-            [self],
-            rows,
-            into=targets,
-            timeout=timeout,
-            wire=wire,
-            **options,  # type: ignore[arg-type]
-        )
+        [tensor] = fetching.fetch([self], rows, into=targets, timeout=timeout, wire=wire, **options)
         return tensor
 
-    async def get_async(self, rows: slice | None = None, **options: Any) -> torch.Tensor:
-        """As ``get``, without holding up the event loop."""
-        return await fetching.in_thread(self.get, rows, **options)
+    async def get_async(
+        self, rows: slice | None = None, *, into: torch.Tensor | None = None, **options: Any
+    ) -> torch.Tensor:
+        """As ``get``, without holding up the event loop.
+
+        One that is cancelled has fetched nothing: it is not the fetch that was expected. A target
+        may still be written to until the timeout.
+        """
+        targets = [] if into is None else [into]
+        [tensor] = await fetching.fetch_async([self], rows, into=targets, **options)
+        return tensor
 
     def free(self) -> bool:
         """Asks the owner to free it now. Returns whether it was still there.

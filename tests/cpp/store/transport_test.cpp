@@ -70,9 +70,8 @@ TEST(Transport, WhatAnotherUserServesIsRefused) {
   ::close(told[1]);
   std::array<char, 128> path{};
   ASSERT_GT(::read(told[0], path.data(), path.size() - 1), 0);
-  EXPECT_TRUE(says(
-      what_of<AccessRefused>([&] { connect_local(path.data(), kWho, within(kLong)); }),
-      {path.data(), "of another user"}));
+  EXPECT_TRUE(says(what_of<AccessRefused>([&] { connect_local(path.data(), kWho, within(kLong)); }),
+                   {path.data(), "of another user"}));
   for (const int end : {leash[0], leash[1], told[0]}) {
     ::close(end);
   }

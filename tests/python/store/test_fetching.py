@@ -250,6 +250,37 @@ def test_beside_an_event_loop(trainer: Member) -> None:
     assert asyncio.run(fetch()) == [raw(tensor_of([3], seed=seed)) for seed in range(4)]
 
 
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("elements", [3, 100_000])
+def test_one_that_is_cancelled_has_fetched_nothing(
+    trainer: Member, elements: int, keep: bool
+) -> None:
+    sent = trainer.call("put", "step", 42, {"shape": [elements]}, collectors=1)
+    before = trainer.call("stats")
+
+    async def give_up() -> None:
+        with trainer.stopped():
+            fetching = [
+                asyncio.create_task(sent.get_async(keep=keep)),
+                asyncio.create_task(tenure.store.get_all_async([sent], keep=keep)),
+            ]
+            await asyncio.sleep(0)  # they begin, and wait for an answer
+            for task in fetching:
+                task.cancel()
+            assert all(
+                isinstance(one, asyncio.CancelledError)
+                for one in await asyncio.gather(*fetching, return_exceptions=True)
+            )
+
+    asyncio.run(give_up())  # and its threads have ended
+    assert trainer.call("stats")["fetches"] == before["fetches"] + 2
+    # What is told is told in order: were one of them a fetch, it would have gone with this one.
+    trainer.call("put", "step", 42, {"shape": [1]}, collectors=1).get()
+    until(lambda: trainer.call("stats")["objects"] <= before["objects"])
+    assert raw(sent.get(keep=keep)) == raw(tensor_of([elements]))
+    until(lambda: trainer.call("stats")["objects"] == before["objects"] - 1)
+
+
 def test_an_owner_that_is_gone_is_named(trainer: Member) -> None:
     job = trainer.call("put", "step", 60, {"shape": [1]}).job
     with Member(job, "rollout", 9) as other:
