@@ -76,7 +76,7 @@ void Objects::State::free_slot(uint32_t index, const Member& by, Freed reason, i
 
   if (slot.shared != 0) {
     auto& sharing = sharers.at(slot.content.get());
-    std::erase(sharing, index);
+    sharing.erase(index);
     if (sharing.empty()) {
       sharers.erase(slot.content.get());
     }

@@ -222,11 +222,11 @@ Placed Objects::put_again(const Terms& terms, ObjectId of) {
   }
   auto& sharing = state.sharers[first->content.get()];
   if (sharing.empty()) {
-    sharing.push_back(of.slot);
+    sharing.insert(of.slot);
     first->shared = 1;
   }
   const auto id = state.enter(terms, first->content);
-  sharing.push_back(id.slot);
+  sharing.insert(id.slot);
   state.slots.at(id.slot).shared = 1;
   return {id, {}};
 }

@@ -27,6 +27,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace tenure::store {
@@ -62,9 +63,10 @@ struct Objects::State {
   Ledger ledger;
   Consumers consumers;
   Ages ages;  // filled only if there is a disk to spill to
-  std::unordered_map<const Content*, std::vector<uint32_t>> sharers;  // of more than one
-  std::vector<ObjectId> withdrawn;                                    // for take_withdrawn()
-  ObjectsStats counts;  // of what only counts up, and `objects`
+  // Those of which there is more than one.
+  std::unordered_map<const Content*, std::unordered_set<uint32_t>> sharers;
+  std::vector<ObjectId> withdrawn;  // for take_withdrawn()
+  ObjectsStats counts;              // of what only counts up, and `objects`
 
   // Throws Error in a forked child.
   void check_process() const;

@@ -1,4 +1,4 @@
-// RecentPuts: which storages of this process lie in the store, so that a tensor that is put twice
+// RecentPuts: which elements of this process's storages lie in the store, so that what is put twice
 // is stored once. Weak: it keeps nothing alive. Any thread.
 #pragma once
 
@@ -19,25 +19,30 @@ namespace tenure::store {
 class RecentPuts {
  public:
   void note(const at::Tensor& tensor, ObjectId id);
-  // The latest object that the same elements of the storage were put as, if torch has seen no write
-  // since. Writes that torch does not see are the caller's to find: it compares the bytes.
+  // The latest object that the same elements of the storage were put as, in the same order and in
+  // whatever shape, if torch has seen no write since. It is the caller's to compare the bytes:
+  // torch does not see every write, and none to inference tensors.
   std::optional<ObjectId> find(const at::Tensor& tensor);
 
  private:
+  // Of a storage. Contiguous elements are a range of bytes; others are known by a hash of the way
+  // in which they lie.
+  struct Part {
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+    uint64_t lie = 0;
+
+    auto operator<=>(const Part&) const = default;
+  };
   struct Put {
+    Part part;
     ObjectId id;
     uint32_t version = 0;
-    at::ScalarType type = at::ScalarType::Undefined;
-    int64_t offset = 0;
-    std::vector<int64_t> sizes;
-    std::vector<int64_t> strides;
-
-    bool operator==(const Put& other) const;
   };
-  static Put put_of(const at::Tensor& tensor, ObjectId id);
+  static Part part_of(const at::Tensor& tensor);
 
   std::mutex mutex_;
-  std::unordered_map<StorageRef, std::vector<Put>> puts_;
+  std::unordered_map<StorageRef, std::vector<Put>> puts_;  // of each, in the order of its parts
   size_t sweep_at_ = 256;
 };
 

@@ -54,6 +54,9 @@ ServerOptions server_options(const StoreOptions& options, const Member& self) {
 }
 
 bool same_bytes(const Content& content, std::span<const std::byte> bytes) {
+  if (const auto memory = content.memory(); memory.data() != nullptr) {
+    return std::ranges::equal(memory, bytes);
+  }
   std::vector<std::byte> piece(std::min<size_t>(bytes.size(), 1 << 20));
   for (size_t offset = 0; offset < bytes.size(); offset += piece.size()) {
     const auto length = std::min(piece.size(), bytes.size() - offset);
@@ -95,7 +98,8 @@ struct Store::State {
   Handle handle_of(const ScopeName& scope, Layout layout, Placed placed) const;
   std::optional<Handle> passed_through(const ScopeName& scope, const at::Tensor& tensor,
                                        const PutOptions& put);
-  std::optional<Placed> shared(const Terms& terms, const at::Tensor& contiguous);
+  std::optional<Placed> shared(const Terms& terms, const at::Tensor& tensor,
+                               std::span<const std::byte> bytes);
 
   StoreOptions options;
   Member self;
@@ -177,13 +181,14 @@ std::optional<Handle> Store::State::passed_through(const ScopeName& scope, const
   return std::move(known->handle);
 }
 
-std::optional<Placed> Store::State::shared(const Terms& terms, const at::Tensor& contiguous) {
-  const auto before = recent.find(contiguous);
+std::optional<Placed> Store::State::shared(const Terms& terms, const at::Tensor& tensor,
+                                           std::span<const std::byte> bytes) {
+  const auto before = recent.find(tensor);
   if (!before) {
     return std::nullopt;
   }
   const auto content = objects.content(*before);
-  if (content == nullptr || !same_bytes(*content, bytes_of(contiguous))) {
+  if (content == nullptr || !same_bytes(*content, bytes)) {
     return std::nullopt;
   }
   auto placed = objects.put_again(terms, *before);
@@ -292,17 +297,14 @@ Handle Store::put(const ScopeName& scope, const at::Tensor& tensor, const PutOpt
         }));
   }
   const auto bytes = bytes_of(contiguous);
-  const bool ours = contiguous.is_alias_of(tensor);
-  if (ours && bytes.size() > state_->options.limits.small_bytes) {
-    if (auto placed = state_->shared(terms, contiguous)) {
-      return state_->handle_of(scope, std::move(layout), std::move(*placed));
-    }
+  auto placed = state_->shared(terms, tensor, bytes);
+  if (!placed) {
+    placed = state_->objects.put(terms, bytes);
   }
-  auto placed = state_->objects.put(terms, bytes);
-  if (ours && placed.unstored.empty() && bytes.size() > state_->options.limits.small_bytes) {
-    state_->recent.note(contiguous, placed.id);
+  if (placed->unstored.empty()) {
+    state_->recent.note(tensor, placed->id);
   }
-  return state_->handle_of(scope, std::move(layout), std::move(placed));
+  return state_->handle_of(scope, std::move(layout), std::move(*placed));
 }
 
 at::Tensor Store::get(const Handle& handle, const GetOptions& options) {

@@ -125,6 +125,39 @@ def test_a_tensor_that_is_put_twice_is_stored_once(trainer: Member) -> None:
         assert trainer.call("get", second) != raw(tensor)
 
 
+@pytest.mark.parametrize("side", [5, 1000])
+@pytest.mark.parametrize("inference", [False, True])
+def test_elements_that_are_put_twice_are_stored_once(
+    trainer: Member, side: int, inference: bool
+) -> None:
+    with tenure.store.scope("call") as scope, torch.inference_mode(inference):
+        tensor = torch.randn(side, side)
+        same = [tensor, tensor.view(-1), tensor[:], tensor.view(torch.int32)]
+        for views in same, [tensor.t(), tensor.t()], [tensor[1:], tensor[1:].flatten()]:
+            shared = tenure.store.stats()["shared"]
+            handles = [scope.put(view) for view in views]
+            assert tenure.store.stats()["shared"] - shared == len(views) - 1
+            assert len(set(handles)) == len(views)
+            handles[0].free()  # the others do not go with it
+            for handle, view in zip(handles[1:], views[1:], strict=True):
+                assert handle.shape == view.shape
+                assert trainer.call("get", handle) == raw(view)
+        tensor.numpy()[-1, -1] = 5
+        changed = scope.put(tensor)
+        assert trainer.call("get", changed) == raw(tensor)
+        assert trainer.call("get", handles[1]) != raw(tensor[1:])
+
+
+def test_the_rows_of_a_batch_are_stored_once_and_each_by_itself(trainer: Member) -> None:
+    batch = torch.randn(2000, 3)
+    with tenure.store.scope("call") as scope:
+        before = tenure.store.stats()["bytes"]
+        handles = [scope.put(row) for _ in range(2) for row in batch]
+        assert tenure.store.stats()["bytes"] - before < 2000 * 64 + 2**16
+        got = trainer.call("get_all", handles)
+        assert got == 2 * [raw(row) for row in batch]
+
+
 def test_keeping_is_until_the_scope_closes(trainer: Member) -> None:
     tensor = tensor_of([100_000])
     with tenure.store.scope("step", 50) as scope:
