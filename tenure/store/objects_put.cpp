@@ -134,7 +134,12 @@ ObjectId Objects::State::enter(const Terms& terms, std::shared_ptr<const Content
   if (slot.state == Slot::State::freed) {
     ledger.drop(slot.line);
     layouts.drop(slot.layout);
-    members.drop(slot.by);
+    const auto forgotten =
+        departed.add({.slot = index, .generation = slot.generation - 1},
+                     {.by = slot.by, .reason = slot.reason, .at_ms = slot.at_ms});
+    if (forgotten) {
+      members.drop(forgotten->by);
+    }
   }
   auto& owner = ledger.at(line);
   ledger.hold(line);

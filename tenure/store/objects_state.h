@@ -10,6 +10,7 @@
 #include <tenure/store/ages.h>
 #include <tenure/store/claims.h>
 #include <tenure/store/consumers.h>
+#include <tenure/store/departed.h>
 #include <tenure/store/interned.h>
 #include <tenure/store/ledger.h>
 #include <tenure/store/objects.h>
@@ -59,6 +60,7 @@ struct Objects::State {
   Slots slots;
   Interned<Layout, LayoutHash> layouts;
   Interned<Member, MemberHash> members;  // who freed
+  Departed departed;
   Claims claims;
   Ledger ledger;
   Consumers consumers;
@@ -100,6 +102,9 @@ struct Objects::State {
   // ------------------------------------------------------------ "object 12.3 (64.0 MiB float32
   // [4096, 4096], put at train.py:41) in step 168"
   [[nodiscard]] std::string object_text(ObjectId id, const Slot& slot) const;
+  // "was freed by trainer 3 at ...", and what to do.
+  [[nodiscard]] std::string freed_text(Freed reason, uint32_t by, int64_t at_ms,
+                                       const std::string& call) const;
   [[nodiscard]] std::string stale_text(ObjectId id) const;
   [[nodiscard]] std::string not_yours_text(ObjectId id, const Slot& slot,
                                            const Member& member) const;

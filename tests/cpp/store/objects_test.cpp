@@ -2,6 +2,7 @@
 
 #include "objects_fixture.h"
 #include <tenure/core/error.h>
+#include <tenure/store/departed.h>
 #include <tenure/store/errors.h>
 
 #include <gtest/gtest.h>
@@ -17,6 +18,7 @@
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace tenure::store {
 namespace {
@@ -182,8 +184,33 @@ TEST(Objects, APlaceIsUsedAgainWithAnotherGenerationAndNeverServesTheOld) {
   }
   ASSERT_EQ(again.generation, first.generation + 1);
   const auto what = what_of<StaleHandle>([&] { objects.fetch(reader, first, {}); });
-  EXPECT_NE(what.find("its place was used again since"), std::string::npos) << what;
+  EXPECT_NE(what.find("was freed by controller 0 at 20"), std::string::npos) << what;
   EXPECT_EQ(read_whole(*objects.fetch(reader, again, {}).content), pattern(8, 2));
+}
+
+TEST(Objects, TheWordOnWhoFreedAnObjectIsKeptLongAndThenSaidToBeDropped) {
+  Objects objects(kOwner);
+  const auto reader = objects.admit(trainer(0));
+  const auto why = [&](ObjectId id) {
+    return what_of<StaleHandle>([&] { objects.fetch(reader, id, {}); });
+  };
+  std::vector<ObjectId> freed;
+  for (int scope = 1; scope <= 20; ++scope) {
+    for (int i = 0; i < 5'000; ++i) {
+      freed.push_back(put(objects, step(scope), 8).id);
+    }
+    objects.close(step(scope), trainer(scope));
+  }
+  for (size_t i = 0; i < freed.size(); i += 499) {
+    const auto said = why(freed[i]);
+    if (freed.size() - i <= kDepartedKept) {
+      const auto who =
+          "when trainer " + std::to_string((i / 5'000) + 1) + " closed the scope at 20";
+      EXPECT_NE(said.find(who), std::string::npos) << i << said;
+    } else if (freed.size() - i > kDepartedKept + 10'000) {
+      EXPECT_NE(said.find("keeps those of the latest 65536"), std::string::npos) << i << said;
+    }
+  }
 }
 
 TEST(Objects, AHandleThatWasNeverGivenOutIsSaidToBeSo) {
