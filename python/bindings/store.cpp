@@ -312,6 +312,20 @@ void bind_tables(py::class_<store::Store, Joined>& bound) {
              }
              return py::make_tuple(answer.freed, unreached_list(answer.unreached));
            })
+      .def(
+          "forget",
+          [](store::Store& self, const std::vector<store::Handle>& handles) {
+            return self.forget(handles);
+          },
+          NoGil())
+      .def(
+          "forget_scope",
+          [](store::Store& self, const std::string& kind, const std::string& id) {
+            return self.forget({.kind = kind, .id = id});
+          },
+          NoGil())
+      .def("kept_of", [](const store::Store& self, const std::string& kind,
+                         const std::string& id) { return self.kept_of({.kind = kind, .id = id}); })
       .def("stats", [](const store::Store& self) { return to_python(self.stats()); })
       .def("list",
            [](const store::Store& self, uint32_t from, size_t most) {

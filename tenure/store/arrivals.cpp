@@ -78,16 +78,31 @@ std::optional<Arrivals::Known> Arrivals::arrived_as(const at::Tensor& tensor) {
   return Known{.handle = arrival.handle, .mapping = std::move(mapping)};
 }
 
-void Arrivals::keep(const Handle& handle, const at::Tensor& tensor) {
+Arrivals::Key Arrivals::key_of(const Handle& handle) {
+  return {handle.origin->owner.incarnation, handle.id.slot, handle.id.generation};
+}
+
+uint64_t Arrivals::moment() {
+  const std::scoped_lock lock(mutex_);
+  return moment_;
+}
+
+void Arrivals::keep(const Handle& handle, const at::Tensor& tensor, uint64_t since) {
   const auto& owner = handle.origin->owner;
   const auto name = text(scope_text(handle.scope), " of ", member_text(owner));
   Kept kept{.scope = handle.scope,
             .bytes = tensor.nbytes(),
             .alias = Alias(tensor, intern_owner(OwnerKind::stored_object, name))};
   const std::scoped_lock lock(mutex_);
-  const Key key{owner.incarnation, handle.id.slot, handle.id.generation};
+  const Key key = key_of(handle);
   if (closed_.contains({owner.incarnation, handle.scope}) || closed_.contains({0, handle.scope}) ||
       withdrawn_.contains(key)) {
+    return;
+  }
+  const auto forgotten = forgotten_.find(key);
+  const auto with_scope = forgotten_scopes_.find(handle.scope);
+  if ((forgotten != forgotten_.end() && forgotten->second > since) ||
+      (with_scope != forgotten_scopes_.end() && with_scope->second > since)) {
     return;
   }
   kept_.try_emplace(key, std::move(kept));
@@ -95,8 +110,7 @@ void Arrivals::keep(const Handle& handle, const at::Tensor& tensor) {
 
 std::optional<at::Tensor> Arrivals::kept(const Handle& handle) {
   const std::scoped_lock lock(mutex_);
-  const auto found =
-      kept_.find({handle.origin->owner.incarnation, handle.id.slot, handle.id.generation});
+  const auto found = kept_.find(key_of(handle));
   return found == kept_.end() ? std::nullopt : std::optional(found->second.alias.tensor());
 }
 
@@ -111,7 +125,7 @@ uint64_t Arrivals::kept_bytes() {
 
 // The leases end outside the lock: what a storage's deleter runs is not ours.
 template <class Goes>
-void Arrivals::drop(const Goes& goes) {
+size_t Arrivals::drop(const Goes& goes) {
   std::vector<Kept> gone;
   {
     const std::scoped_lock lock(mutex_);
@@ -124,11 +138,44 @@ void Arrivals::drop(const Goes& goes) {
       }
     }
   }
+  return gone.size();
 }
 
-void Arrivals::forget(const Handle& handle) {
-  const Key gone{handle.origin->owner.incarnation, handle.id.slot, handle.id.generation};
-  drop([&](const Key& key, const Kept& /*kept*/) { return key == gone; });
+size_t Arrivals::forget(std::span<const Handle> handles) {
+  std::vector<Kept> gone;  // ends after the lock
+  const std::scoped_lock lock(mutex_);
+  ++moment_;
+  for (const auto& handle : handles) {
+    const Key key = key_of(handle);
+    if (forgotten_.insert_or_assign(key, moment_).second) {
+      forgotten_order_.push_back(key);
+    }
+    if (forgotten_order_.size() > kMostRemembered) {
+      forgotten_.erase(forgotten_order_.front());
+      forgotten_order_.pop_front();
+    }
+    if (auto kept = kept_.extract(key)) {
+      gone.push_back(std::move(kept.mapped()));
+    }
+  }
+  return gone.size();
+}
+
+size_t Arrivals::forget(const ScopeName& scope) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (forgotten_scopes_.size() >= kMostRemembered) {
+      forgotten_scopes_.clear();
+    }
+    forgotten_scopes_[scope] = ++moment_;
+  }
+  return drop([&](const Key& /*key*/, const Kept& kept) { return kept.scope == scope; });
+}
+
+size_t Arrivals::kept_of(const ScopeName& scope) {
+  const std::scoped_lock lock(mutex_);
+  return static_cast<size_t>(
+      std::ranges::count_if(kept_, [&](const auto& entry) { return entry.second.scope == scope; }));
 }
 
 void Arrivals::scope_closed(const Member& owner, const ScopeName& scope) {

@@ -41,10 +41,15 @@ class Arrivals {
   };
   std::optional<Known> arrived_as(const at::Tensor& tensor);
 
-  // Not if the scope was closed meanwhile, or the object withdrawn.
-  void keep(const Handle& handle, const at::Tensor& tensor);
+  // Now, in the order of what is forgotten: for who begins a fetch.
+  [[nodiscard]] uint64_t moment();
+  // Not if the scope was closed meanwhile, or the object withdrawn, or forgotten since that moment.
+  void keep(const Handle& handle, const at::Tensor& tensor, uint64_t since);
   std::optional<at::Tensor> kept(const Handle& handle);
-  void forget(const Handle& handle);
+  // Each answers how many were kept.
+  size_t forget(std::span<const Handle> handles);
+  size_t forget(const ScopeName& scope);
+  [[nodiscard]] size_t kept_of(const ScopeName& scope);
   [[nodiscard]] uint64_t kept_bytes();
 
   // Each frees what was kept and remembers, so that what arrives late is not kept.
@@ -69,9 +74,10 @@ class Arrivals {
   };
   using Closed = std::pair<uint64_t, ScopeName>;  // an owner's incarnation, 0 for any
 
+  static Key key_of(const Handle& handle);
   void sweep();
   template <class Goes>
-  void drop(const Goes& goes);
+  size_t drop(const Goes& goes);
 
   std::mutex mutex_;
   std::unordered_map<StorageRef, Arrival> arrivals_;
@@ -81,6 +87,10 @@ class Arrivals {
   std::deque<Closed> closed_order_;
   std::set<Key> withdrawn_;
   std::deque<Key> withdrawn_order_;
+  uint64_t moment_ = 0;  // how often something was forgotten
+  std::map<Key, uint64_t> forgotten_;
+  std::deque<Key> forgotten_order_;
+  std::map<ScopeName, uint64_t> forgotten_scopes_;
 };
 
 }  // namespace tenure::store

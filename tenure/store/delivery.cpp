@@ -81,6 +81,7 @@ class Delivery {
   }
 
   Parcel run(Client& client, Arrivals& arrivals, Client::Deadline deadline) {
+    const auto since = arrivals.moment();
     take_kept(arrivals);
     auto got = client.get(wants_, deadline, [this](size_t want, uint64_t /*bytes*/) {
       const auto tensor = memory_for(which_[want]);
@@ -95,8 +96,10 @@ class Delivery {
     if (options_.more) {
       wants_.clear();
     }
-    return {
-        .tensors = std::move(out_), .fetched = std::move(wants_), .to_keep = std::move(to_keep_)};
+    return {.tensors = std::move(out_),
+            .fetched = std::move(wants_),
+            .to_keep = std::move(to_keep_),
+            .since = since};
   }
 
  private:
@@ -188,7 +191,7 @@ Parcel fetch_tensors(Client& client, Arrivals& arrivals, std::span<const Handle>
 // Only when it is there: what could not be delivered is there for another try.
 void accept(Client& client, Arrivals& arrivals, const Parcel& parcel) {
   for (const auto& [handle, tensor] : parcel.to_keep) {
-    arrivals.keep(*handle, tensor);
+    arrivals.keep(*handle, tensor, parcel.since);
   }
   client.fetched(parcel.fetched);
 }

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <span>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@ struct Parcel {
   std::vector<at::Tensor> tensors;  // in the order of the handles
   std::vector<Want> fetched;        // to be told
   std::vector<std::pair<const Handle*, at::Tensor>> to_keep;
+  uint64_t since = 0;  // of Arrivals, when it began
 };
 
 // All or nothing. Throws InputError for a target that does not fit, before anything is fetched; and

@@ -62,6 +62,11 @@ int64_t Objects::State::clock() const {
       .count();
 }
 
+bool Objects::State::was_given_out(ObjectId id) const {
+  return id.slot < slots.end() && id.generation != 0 &&
+         id.generation <= slots.at(id.slot).generation;
+}
+
 void Objects::State::free_slot(uint32_t index, const Member& by, Freed reason, int64_t at_ms,
                                Dead& dead) {
   auto& slot = slots.at(index);
@@ -177,6 +182,10 @@ bool Objects::free(ObjectId id, const Member& by, Freed reason) {
   Dead dead;
   std::lock_guard lock(state_->mutex);
   if (state_->slots.live(id) == nullptr) {
+    // Consumers may keep what went with its last fetch.
+    if (state_->was_given_out(id) && !state_->consumers.all().empty()) {
+      state_->withdrawn.push_back(id);
+    }
     return false;
   }
   state_->free_slot(id.slot, by, reason, now_ms(), dead);

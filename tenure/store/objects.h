@@ -191,8 +191,9 @@ class Objects {
   // Frees one object, if it is live. Returns whether it was.
   bool free(ObjectId id, const Member& by, Freed reason = Freed::asked);
 
-  // What was freed before its scope closed, by name or with its call, since this was asked last:
-  // for who tells consumers, which may keep what they fetched of it. Nothing while there are none.
+  // What was freed before its scope closed, by name (also if it had gone with its last fetch) or
+  // with its call, since this was asked last: for who tells consumers, which may keep what they
+  // fetched of it. Nothing while there are none.
   [[nodiscard]] std::vector<ObjectId> take_withdrawn();
 
   // --- consumers' side ------------------------------------------------------------------------

@@ -85,6 +85,8 @@ struct Objects::State {
   // stored, if it is not; counts it.
   std::optional<std::string> refusal(const Terms& terms, uint32_t attempt);
   ObjectId enter(const Terms& terms, std::shared_ptr<const Content> content);
+  // It is live, or was.
+  [[nodiscard]] bool was_given_out(ObjectId id) const;
   // Somebody fetches it right now, or has it mapped.
   [[nodiscard]] bool busy(ObjectId id, const Slot& slot) const;
   void replace_content(uint32_t index, const std::shared_ptr<const Content>& content, Dead& dead);

@@ -73,9 +73,8 @@ std::string Objects::State::stale_text(ObjectId id) const {
     return text(what, " of ", owner, ' ',
                 freed_text(word->reason, word->by, word->at_ms, "its call"));
   }
-  const bool was =
-      id.slot < slots.end() && id.generation != 0 && id.generation < slots.at(id.slot).generation;
-  return was ? text(what, " of ", owner, " was freed; the word on who freed it, and when, was ",
+  return was_given_out(id)
+             ? text(what, " of ", owner, " was freed; the word on who freed it, and when, was ",
                     "dropped, for an owner keeps those of the latest ", kDepartedKept,
                     ", and that many were freed since: fetch handles within the scope that they ",
                     "were put in")

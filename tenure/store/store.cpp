@@ -358,10 +358,17 @@ Account Store::account(const ScopeName& scope) const { return state_->objects.ac
 
 Client::FreeAnswer Store::free(std::span<const Handle> handles) {
   for (const auto& handle : handles) {
-    state_->arrivals.forget(handle);
+    if (!handle.origin) {
+      throw InputError("a handle without an origin cannot be freed");
+    }
   }
+  state_->arrivals.forget(handles);
   return state_->client.free(handles, state_->deadline({}));
 }
+
+size_t Store::forget(std::span<const Handle> handles) { return state_->arrivals.forget(handles); }
+size_t Store::forget(const ScopeName& scope) { return state_->arrivals.forget(scope); }
+size_t Store::kept_of(const ScopeName& scope) const { return state_->arrivals.kept_of(scope); }
 
 StoreStats Store::stats() const {
   return {.objects = state_->objects.stats(),

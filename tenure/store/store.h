@@ -81,6 +81,12 @@ class Store {
   [[nodiscard]] Account account(const ScopeName& scope) const;
   Client::FreeAnswer free(std::span<const Handle> handles);
 
+  // What was kept here (GetOptions::keep) of these, or of a scope, is let go of, as is what is on
+  // its way. Each answers how many they were. Owners are not asked.
+  size_t forget(std::span<const Handle> handles);
+  size_t forget(const ScopeName& scope);
+  [[nodiscard]] size_t kept_of(const ScopeName& scope) const;
+
   [[nodiscard]] StoreStats stats() const;
   [[nodiscard]] std::vector<Listed> list(uint32_t from, size_t most, uint32_t* next) const;
   [[nodiscard]] std::vector<StillMapped> still_mapped() const;

@@ -15,6 +15,7 @@ is stored as its own elements, and a later write to the tensor does not change w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import threading
 import warnings
@@ -27,7 +28,6 @@ import torch
 
 from tenure import store as tensors
 from tenure.errors import InputError, ScopeWarning, StaleHandle
-from tenure.integrations._areal_buffer import Buffer
 from tenure.store import Handle
 
 if TYPE_CHECKING:
@@ -53,12 +53,11 @@ TESTED = ("1.0.4",)
 """The versions of areal that this was tested with."""
 
 _MODULE = "areal.infra.rpc.rtensor"
-_KIND = "areal"  # of the scope that owns what no scope was named for
+_SCOPE = "areal", "shards"  # owns what no scope was named for
 
 _lock = threading.Lock()
 _scope: tuple[object, tensors.Scope] | None = None
 _named: dict[str, Handle] = {}  # what was stored under a name of the caller's
-_buffer = Buffer()
 
 
 @dataclass
@@ -186,14 +185,21 @@ def clear_fetch_buffer(shard_ids: Iterable[Any] | None = None) -> int:
     """Lets go of what this process has fetched of these shards; None: of all. Returns how many.
 
     What is on its way when this is called is not kept either. Shards of a scope need no such call:
-    the store lets go of them when it closes.
+    the store lets go of them when it closes. Nor do those that are cleared, wherever that is done.
     """
-    return _buffer.drop(shard_ids)
+    store = tensors.joining.current()
+    if shard_ids is None:
+        return store.forget_scope(*_SCOPE)
+    handles = []
+    for shard in shard_ids:
+        with contextlib.suppress(InputError):  # no shard of ours
+            handles.append(_handle(shard)._handle)
+    return store.forget(handles)
 
 
 def fetch_buffer_stats() -> dict[str, int]:
     """How many fetched tensors this process keeps until they are cleared."""
-    return {"num_entries": len(_buffer)}
+    return {"num_entries": tensors.joining.current().kept_of(*_SCOPE)}
 
 
 def storage_stats() -> dict[str, int]:
@@ -283,7 +289,7 @@ def _own_scope() -> tensors.Scope:
     joined: object = tensors.joining.current()
     with _lock:
         if _scope is None or _scope[0] is not joined:
-            _scope = joined, tensors.scope(_KIND, "shards")
+            _scope = joined, tensors.scope(*_SCOPE)
             _named.clear()
         return _scope[1]
 
@@ -296,22 +302,14 @@ def _handle(shard_id: Any) -> Handle:
 
 
 def _fetched(shard_ids: list[Any]) -> list[torch.Tensor]:
-    """In one fetch, but for what is here; what no scope will clear is kept until a call does."""
-    handles = {shard: _handle(shard) for shard in shard_ids}
-    scoped = [handle for handle in handles.values() if handle.scope[0] != _KIND]
-    local = dict(zip(scoped, tensors.get_all(scoped, keep=True), strict=True))
-    with _buffer.filling() as kept:
-        wanted = {shard: handle for shard, handle in handles.items() if handle not in local}
-        missing = [shard for shard in wanted if shard not in kept]
-        arrived = tensors.get_all(wanted[shard] for shard in missing)
-        kept.add(dict(zip(missing, arrived, strict=True)))
-        return [
-            local[handles[shard]] if handles[shard] in local else kept[shard] for shard in handles
-        ]
+    """In one fetch, but for what is here, which is kept until it is cleared by whomever."""
+    handles = [_handle(shard) for shard in shard_ids]
+    wanted = list(dict.fromkeys(handles))
+    local = dict(zip(wanted, tensors.get_all(wanted, keep=True), strict=True))
+    return [local[handle] for handle in handles]
 
 
 def _cleared(shard_ids: list[Any]) -> int:
-    _buffer.drop(shard_ids)
     handles = [_handle(shard) for shard in shard_ids]
     with _lock:
         for shard in shard_ids:

@@ -30,9 +30,7 @@ class Closed:
     lines: list[dict[str, Any]] = field(default_factory=list)  #: the same by call and site
     still_mapped: list[str] = field(default_factory=list)
     elsewhere: list[dict[str, Any]] = field(default_factory=list)
-    unreached: list[str] = field(
-        default_factory=list
-    )  #: owners that were not asked
+    unreached: list[str] = field(default_factory=list)  #: owners that were not asked
     gone: list[str] = field(default_factory=list)  #: owners that have ended, and all they had
     difference: str = ""
 

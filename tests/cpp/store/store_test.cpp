@@ -77,6 +77,26 @@ TEST_F(StoreTest, AClosedScopeIsGoneEverywhere) {
   EXPECT_FALSE(rollout_.put(kStep, at::ones({3})).stored());
 }
 
+TEST_F(StoreTest, WhatIsForgottenOnItsWayIsNotKept) {
+  GetOptions keep;
+  keep.keep = true;
+  const std::array handles{rollout_.put(kStep, at::ones({3})), rollout_.put(kStep, at::ones({4}))};
+  auto parcel = trainer_.fetch(handles, keep);
+  EXPECT_EQ(trainer_.forget({handles.data(), 1}), 0U);
+  trainer_.accept(parcel);
+  EXPECT_EQ(trainer_.kept_of(kStep), 1U);
+  EXPECT_EQ(trainer_.stats().kept_bytes, 16U);
+
+  parcel = trainer_.fetch(handles, keep);
+  EXPECT_EQ(trainer_.forget(kStep), 1U);
+  trainer_.accept(parcel);
+  EXPECT_EQ(trainer_.kept_of(kStep), 0U);
+
+  (void)trainer_.get_all(handles, keep);  // and one that begins later is
+  EXPECT_EQ(trainer_.kept_of(kStep), 2U);
+  EXPECT_EQ(trainer_.forget(handles), 2U);
+}
+
 TEST_F(StoreTest, AHalfWayFetchTargetMustFit) {
   const auto handle = rollout_.put(kStep, at::ones({4}));
   GetOptions into;
