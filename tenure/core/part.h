@@ -15,8 +15,9 @@
 #include <vector>
 
 namespace c10 {
+struct Device;
 struct StorageImpl;
-}
+}  // namespace c10
 
 namespace tenure {
 
@@ -39,6 +40,9 @@ struct Part {
   std::function<std::string(const StorageRef&)> origin{};
   // Another part has copied a storage to the host, into memory of its own: `copy` stands for it.
   std::function<void(c10::StorageImpl& copy, const StorageRef& original)> copied{};
+  // How many more bytes would be on the device if this part had left there what the calling
+  // thread's steps saved; less those that are there only because it did not.
+  std::function<int64_t(const c10::Device&)> displaced{};
 };
 // NOLINTEND(readability-redundant-member-init)
 

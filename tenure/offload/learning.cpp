@@ -65,6 +65,7 @@ void State::begin() {
   }
   ++step_;
   active_ = open_ = true;
+  stepper_ = std::this_thread::get_id();
   recorder_.begin(meter_.get());
   order_.clear();
   roots_.clear();

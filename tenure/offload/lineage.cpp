@@ -312,6 +312,22 @@ void Lineage::rest(const std::shared_ptr<SavedStorage>& entry, const at::Tensor&
   }
 }
 
+int64_t Lineage::bytes_remade(c10::Device device) const {
+  int64_t out = 0;
+  for (const auto& [storage, weak] : sources_) {
+    const auto value = storage.device() == device ? weak.lock() : nullptr;
+    if (value == nullptr) {
+      continue;
+    }
+    for (const auto* lease : {&value->memo, &value->kept}) {
+      if (lease->held() && StorageRef(lease->storage()) != value->storage) {
+        out += static_cast<int64_t>(value->bytes);
+      }
+    }
+  }
+  return out;
+}
+
 c10::Storage Lineage::ask(Value& value, bool alone) {
   Scratch scratch;
   return ask(value, alone, scratch);

@@ -96,6 +96,8 @@ class Lineage {
   c10::Storage remake(Value& value);
 
   const Count& made() const { return made_; }
+  // Bytes on the device that were made again, or stand for what was.
+  int64_t bytes_remade(c10::Device device) const;
 
  private:
   // What was made for one request, where it may not stay longer.

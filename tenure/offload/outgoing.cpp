@@ -87,6 +87,11 @@ bool Outgoing::set_needed(const void* key, bool needed) {
   return true;
 }
 
+bool Outgoing::has(const void* key) const {
+  std::lock_guard lock(mutex_);
+  return std::ranges::find(leaving_, key, &Leaving::key) != leaving_.end();
+}
+
 void Outgoing::settle() {
   std::vector<Leaving> ending;
   int64_t bytes = 0;

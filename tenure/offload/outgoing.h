@@ -44,6 +44,7 @@ class Outgoing {
   void limit(int64_t bytes, size_t tick, const std::function<void(const Leaving&)>& wait);
   // Whether it is still here; then it is not let go by limit() until it is no longer needed.
   bool set_needed(const void* key, bool needed);
+  bool has(const void* key) const;
   // Lets go what is done.
   void settle();
   uint64_t bytes() const;

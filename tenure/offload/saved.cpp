@@ -22,7 +22,7 @@ const void* address_of(const c10::VariableVersion& counter) {
 }  // namespace
 
 SavedStorage::SavedStorage(const c10::Storage& storage, c10::Stream stream)
-    : original(storage), compute(stream) {}
+    : original(storage), original_bytes(storage.nbytes()), compute(stream) {}
 
 SavedStorage::~SavedStorage() {
   if (!fetched.held()) {

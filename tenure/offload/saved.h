@@ -53,6 +53,7 @@ struct SavedStorage {
   SavedStorage& operator=(const SavedStorage&) = delete;
 
   StorageRef original;
+  size_t original_bytes = 0;
   Version version;
   size_t begin = 0;  // the range, in bytes of the original
   size_t bytes = 0;

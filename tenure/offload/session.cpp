@@ -23,10 +23,13 @@ void check(const Options& options) {
 
 Session::Session(Options options) {
   check(options);
-  if (options.budget) {
-    promise_ = std::make_unique<Promise>(*options.budget);
-  }
+  const auto budget = options.budget;
   state_ = std::make_shared<State>(std::move(options));
+  const std::weak_ptr<State> weak = state_;
+  promise_ = std::make_unique<Promise>(budget, [weak](const c10::Device& device) {
+    const auto state = weak.lock();
+    return state == nullptr ? 0 : state->displaced(device);
+  });
 }
 
 Session::~Session() = default;

@@ -83,8 +83,8 @@ class Session {
   const Options& options() const;
 
  private:
-  std::shared_ptr<State> state_;      // shared with what is saved
-  std::unique_ptr<Promise> promise_;  // of the budget, if there is one
+  std::shared_ptr<State> state_;  // shared with what is saved
+  std::unique_ptr<Promise> promise_;
 };
 
 }  // namespace tenure::offload

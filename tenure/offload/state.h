@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -86,6 +87,8 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   std::vector<Point> frontier(size_t points);
   // What it keeps alive; nothing while another thread is in the middle of something.
   std::vector<c10::Storage> held(const SavedStorage& entry);
+  // See part.h, and Note [As if nothing had moved].
+  int64_t displaced(c10::Device device);
 
  private:
   using Entry = std::shared_ptr<SavedStorage>;
@@ -166,6 +169,8 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   Plan plan_for(const Known& known) const;
   int64_t cap_for(const Timeline& timeline) const;
   uint64_t following_room() const;
+  int64_t displaced_of(const StorageRef& original,
+                       const std::vector<std::weak_ptr<SavedStorage>>& parts) const;
   void count(Kept why, uint64_t bytes);
   Lane& lane(c10::Device device);
   Totals totals() const;
@@ -176,7 +181,8 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   bool of_cpu_;  // tensors on the CPU are moved, not those on the accelerator
   mutable std::mutex mutex_;
   bool active_ = false;
-  bool open_ = false;  // the step is not finished: its backward may come after end()
+  bool open_ = false;        // the step is not finished: its backward may come after end()
+  std::thread::id stepper_;  // began it
   std::unordered_set<StorageRef> never_;
   std::map<c10::Device, std::unique_ptr<Lane>, bool (*)(c10::Device, c10::Device)> lanes_;
   std::unique_ptr<Disk> disk_;             // of Target::disk

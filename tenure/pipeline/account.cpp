@@ -1,6 +1,7 @@
 #include <tenure/pipeline/account.h>
 
 #include <tenure/core/error.h>
+#include <tenure/core/part.h>
 #include <tenure/core/text.h>
 
 #include <algorithm>
@@ -14,6 +15,15 @@ namespace {
 // A caching allocator rounds up: what it has given out may be more than tensors have.
 constexpr int64_t kRounding = 1 << 20;
 constexpr uint32_t kLessons = 8;  // in a row that may leave something behind
+constexpr int kReadings = 8;      // until nothing comes or goes meanwhile
+
+int64_t displaced(c10::Device device) {
+  int64_t out = 0;
+  for (const auto& part : parts()) {
+    out += part->displaced ? part->displaced(device) : 0;
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -57,11 +67,33 @@ int64_t Account::gradient_bytes() const {
   return out;
 }
 
-int64_t Account::level() {
-  const auto reading = meter_.read();
+// Where copies are waited for by another thread, what it lets go just then is in neither figure.
+Account::Reading Account::read() {
+  Reading out{.there = meter_.read(), .displaced = displaced(meter_.device())};
+  for (int i = 1; i < kReadings && !meter_.device().is_cpu(); ++i) {
+    const auto again = meter_.read();
+    const auto same = again.current == out.there.current;
+    out.there = {.current = again.current, .peak = std::max(out.there.peak, again.peak)};
+    if (same) {
+      break;
+    }
+    out.displaced = displaced(meter_.device());
+  }
+  return out;
+}
+
+void Account::start() {
+  const auto now = read();
+  start_ = now.there.current;
+  displaced_at_start_ = now.displaced;
+}
+
+Account::Level Account::level() {
+  const auto now = read();
   const auto gradients = gradient_bytes() - gradients_at_start_;
-  peak_ = std::max(peak_, reading.peak - start_ - gradients);
-  return reading.current - start_ - gradients;
+  peak_ = std::max(peak_, now.there.peak - start_ - gradients);
+  const auto there = now.there.current - start_ - gradients;
+  return {.there = there, .whole = there + now.displaced - displaced_at_start_};
 }
 
 void Account::begin(const std::vector<at::Tensor>& parameters) {
@@ -71,7 +103,7 @@ void Account::begin(const std::vector<at::Tensor>& parameters) {
     return seen.insert(one.unsafeGetTensorImpl()).second;
   });
   gradients_at_start_ = gradient_bytes();
-  start_ = meter_.read().current;
+  start();
   peak_between_ = 0;
   peak_ = 0;
   most_messages_ = 0;
@@ -86,11 +118,12 @@ int64_t Account::bound() const {
   return allowed_.empty() ? 0 : *std::ranges::max_element(allowed_);
 }
 
-void Account::before() { before_ = level(); }
+void Account::before() { before_ = level().whole; }
 
 void Account::after(size_t position, const Action& action, int64_t messages) {
-  const auto now = level();
-  peak_between_ = std::max(peak_between_, now);
+  const auto level = this->level();
+  const auto now = level.whole;
+  peak_between_ = std::max(peak_between_, level.there);
   most_messages_ = std::max(most_messages_, messages);
   const auto stage = std::ranges::find(stages_, action.stage) - stages_.begin();
   auto& bytes = learning_[static_cast<size_t>(stage)];
@@ -116,7 +149,7 @@ void Account::after(size_t position, const Action& action, int64_t messages) {
 }
 
 void Account::end(int64_t handed_out) {
-  const auto left = level() - handed_out;
+  const auto left = level().whole - handed_out;
   const auto rounding = counting_ ? 0 : kRounding * static_cast<int64_t>(parameters_.size());
   parameters_.clear();
   const auto step =
@@ -127,11 +160,12 @@ void Account::end(int64_t handed_out) {
 
 void Account::begin_evaluation() {
   checking_ = std::exchange(has_evaluated_, true);
-  start_ = meter_.read().current;
+  gradients_at_start_ = gradient_bytes();
+  start();
 }
 
 void Account::end_evaluation(int64_t handed_out) {
-  const auto left = meter_.read().current - start_ - handed_out;
+  const auto left = level().whole - handed_out;
   const auto step =
       std::exchange(checking_, false) ? Remains::Step::checked : Remains::Step::lesson;
   of_evaluation_.add(step, left - (counting_ ? 0 : kRounding), rank_);

@@ -8,6 +8,10 @@
 // gradients that came, may not be more than the microbatches in flight take and the messages under
 // way. At the end nothing but gradients and what is handed to the caller may be left.
 //
+// What another part has moved or dropped counts as if it were there (Part::displaced): an Offload
+// brings back when it likes, and has other plans in other steps. So the bound is that of a step
+// without one, and who keeps a microbatch's graph is told of though its memory is elsewhere.
+//
 // A lesson may leave something: what a stage makes once, or once for each shape. Lessons that
 // follow on each other and all leave something are a leak in a program whose shapes always change,
 // or one that grows and so looks like new shapes.
@@ -66,15 +70,28 @@ class Account {
   const std::vector<MicrobatchBytes>& learned() const { return learned_; }
   // The most that the schedule allows for microbatches in flight; 0 before a step has shown it.
   int64_t bound() const;
-  // Above the begin of the step, gradients not counted: between actions, and at any moment.
+  // On the device, above the begin of the step, gradients not counted: between actions, and at any
+  // moment.
   int64_t peak_between() const { return peak_between_; }
   int64_t peak() const { return peak_; }
   // Of these, the most that messages had between two actions.
   int64_t most_messages() const { return most_messages_; }
 
  private:
+  // Bytes since the step began, its gradients apart.
+  struct Level {
+    int64_t there = 0;  // on the device
+    int64_t whole = 0;  // with what was displaced
+  };
+  struct Reading {
+    Meter::Reading there;
+    int64_t displaced = 0;
+  };
+
   int64_t gradient_bytes() const;
-  int64_t level();
+  Reading read();
+  void start();
+  Level level();
 
   const Schedule& schedule_;
   uint32_t rank_;
@@ -90,6 +107,7 @@ class Account {
   bool has_evaluated_ = false;
   bool checking_ = false;
   int64_t start_ = 0;
+  int64_t displaced_at_start_ = 0;
   int64_t gradients_at_start_ = 0;
   int64_t before_ = 0;
   int64_t peak_between_ = 0;

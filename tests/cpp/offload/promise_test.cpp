@@ -1,10 +1,13 @@
 #include <tenure/core/part.h>
 #include <tenure/offload/session.h>
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -35,6 +38,26 @@ TEST(Promise, TheTightestOfThoseThatAreKeptIsTold) {
   EXPECT_EQ(told(), bound(1024));
   wide.reset();
   EXPECT_EQ(told(), bound(1024));
+}
+
+TEST(Promise, WhatWasMovedIsDisplacedUntilItIsLetGo) {
+  const auto displaced = [] { return part_named("offload")->displaced(c10::kCPU); };
+  const auto one = session({});
+  one->begin();
+  auto tensor = at::zeros({1024});
+  auto saved = one->pack(tensor);
+  EXPECT_EQ(displaced(), 0) << "it is still there";
+  tensor.reset();
+  EXPECT_EQ(displaced(), 4096);
+  std::jthread([&] { EXPECT_EQ(displaced(), 0) << "another thread's"; }).join();
+  {
+    const auto back = Session::unpack(saved);
+    EXPECT_EQ(displaced(), 0) << "it is there again";
+  }
+  EXPECT_EQ(displaced(), 4096);
+  saved = {};
+  EXPECT_EQ(displaced(), 0);
+  one->end();
 }
 
 TEST(Promise, NothingIsToldWhenNoneIsLeft) {

@@ -276,6 +276,19 @@ class TestMemory:
                     assert one["in_flight"] <= one["in_flight_bound"]
                     assert 0 < one["activations"] <= one["activations_bound"]
 
+    @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-v"])
+    def test_what_is_elsewhere_is_within_the_bound(self, schedule: str) -> None:
+        """That of a run without: what was moved or dropped counts as if it were there."""
+        ways = [{}, {"offload": "all"}, {"offload": "budget", "offload_budget": 2_600_000}]
+        ways += [{"fit": 2_600_000}]
+        options = {"rows": 32, "length": 32, "steps": 8, "schedule": schedule}
+        without, *others = run_each(2, 1, [{**options, **way} for way in ways])
+        for rank in (0, 1):
+            (bound,) = set(figures(without, "activations_bound", rank)[2:])
+            for results in others:
+                assert set(figures(results, "activations_bound", rank)[2:]) == {bound}
+                assert max(figures(results, "activations", rank)[2:]) < bound
+
 
 class TestFit:
     @pytest.mark.parametrize("kind", ["gpt2", "llama"])
