@@ -121,6 +121,10 @@ Checkpoint::Checkpoint(std::string path) : path_(std::move(path)) {
     refuse(path_, text(kManifest, " has no step or no files"));
   }
   step_ = *step->integer();
+  const auto folder = fs::path(path_).filename().string();
+  if (step_of(folder) != step_) {  // the one figure that no hash is of
+    refuse(path_, text(kManifest, " says step ", step_, " in the folder ", folder));
+  }
   for (const auto& [name, entry] : *files->object()) {
     files_.emplace(name, written_in(entry, path_));
     std::error_code refused;

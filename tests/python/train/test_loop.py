@@ -433,6 +433,13 @@ class TestCheckpoints:
         with pytest.raises(tenure.InputError, match="is damaged: .*remove it to go on"):
             again.check(1)
 
+    def test_of_another_step_is_refused(self, whole: Path, tmp_path: Path) -> None:
+        shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+        path = tmp_path / "step-000006" / "checkpoint.json"
+        path.write_text(path.read_text().replace('"step": 6', '"step": 4'))
+        with pytest.raises(tenure.InputError, match="is damaged: .* step 4 in .*step-000006"):
+            job(checkpoints=str(tmp_path), resume=True).check(1)
+
     def test_of_another_model_is_refused(self, whole: Path) -> None:
         with pytest.raises(tenure.InputError, match="another model"):
             job(tiny("llama"), checkpoints=str(whole), resume=True).check(1)
