@@ -54,18 +54,20 @@ c10::CachingDeviceAllocator::DeviceStats stats_of(c10::Device device) {
   return c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
 }
 
-const c10::CachingAllocator::Stat& allocated(
-    const c10::CachingDeviceAllocator::DeviceStats& stats) {
-  return stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+const c10::CachingAllocator::Stat& all_of(const c10::CachingAllocator::StatArray& stats) {
+  return stats[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
 }
 
 // What the allocator itself says. The CPU's has no peak of its own: our trace knows it.
 Meter::Reading own_figures(c10::Device device) {
   if (device.is_cpu()) {
-    return {.current = host_counted(), .peak = 0};
+    return {.current = host_counted(), .peak = 0, .asked = host_counted()};
   }
   const auto stats = stats_of(device);
-  return {.current = allocated(stats).current, .peak = allocated(stats).peak};
+  const auto& allocated = all_of(stats.allocated_bytes);
+  return {.current = allocated.current,
+          .peak = allocated.peak,
+          .asked = all_of(stats.requested_bytes).current};
 }
 
 // The levels of all meters, for ever: trackers cannot be taken off an allocator.
@@ -125,7 +127,8 @@ Meter::Reading Meter::read() {
     return {};
   }
   const auto own = own_figures(device_);
-  Reading now{own.current, std::max(own.current, last_.current)};
+  Reading now{
+      .current = own.current, .peak = std::max(own.current, last_.current), .asked = own.asked};
   if (level_ != nullptr) {
     const auto current = level_->current.load(std::memory_order_relaxed);
     const auto peak = level_->peak.exchange(current, std::memory_order_relaxed);

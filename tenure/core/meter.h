@@ -24,6 +24,7 @@ class Meter {
   struct Reading {
     int64_t current = 0;
     int64_t peak = 0;
+    int64_t asked = 0;  // what `current` was before the allocator rounded up
   };
 
   explicit Meter(c10::Device device);

@@ -70,11 +70,11 @@ void Recorder::read() {
   if (meter_ == nullptr) {
     return;
   }
-  const auto [current, peak] = meter_->read();
-  level_ = current;
-  peak_ = std::max(peak_, peak);
+  const auto now = meter_->read();
+  level_ = now.current;
+  peak_ = std::max(peak_, now.peak);
   if (!timeline_.peak.empty()) {
-    timeline_.peak.back() = std::max(timeline_.peak.back(), peak);
+    timeline_.peak.back() = std::max(timeline_.peak.back(), now.peak);
   }
 }
 

@@ -12,7 +12,7 @@
 namespace tenure::pipeline {
 namespace {
 
-// A caching allocator rounds up: what it has given out may be more than tensors have.
+// What libraries take on a device when they first need it.
 constexpr int64_t kRounding = 1 << 20;
 constexpr uint32_t kLessons = 8;  // in a row that may leave something behind
 constexpr int kReadings = 8;      // until nothing comes or goes meanwhile
@@ -73,7 +73,9 @@ Account::Reading Account::read() {
   for (int i = 1; i < kReadings && !meter_.device().is_cpu(); ++i) {
     const auto again = meter_.read();
     const auto same = again.current == out.there.current;
-    out.there = {.current = again.current, .peak = std::max(out.there.peak, again.peak)};
+    out.there = {.current = again.current,
+                 .peak = std::max(out.there.peak, again.peak),
+                 .asked = again.asked};
     if (same) {
       break;
     }
@@ -82,18 +84,14 @@ Account::Reading Account::read() {
   return out;
 }
 
-void Account::start() {
-  const auto now = read();
-  start_ = now.there.current;
-  displaced_at_start_ = now.displaced;
-}
-
+// What allocators round up differs from step to step: but for the peak, which nobody knows without,
+// what was asked for counts.
 Account::Level Account::level() {
   const auto now = read();
   const auto gradients = gradient_bytes() - gradients_at_start_;
-  peak_ = std::max(peak_, now.there.peak - start_ - gradients);
-  const auto there = now.there.current - start_ - gradients;
-  return {.there = there, .whole = there + now.displaced - displaced_at_start_};
+  peak_ = std::max(peak_, now.there.peak - at_start_.there.current - gradients);
+  const auto there = now.there.asked - at_start_.there.asked - gradients;
+  return {.there = there, .whole = there + now.displaced - at_start_.displaced};
 }
 
 void Account::begin(const std::vector<at::Tensor>& parameters) {
@@ -103,13 +101,14 @@ void Account::begin(const std::vector<at::Tensor>& parameters) {
     return seen.insert(one.unsafeGetTensorImpl()).second;
   });
   gradients_at_start_ = gradient_bytes();
-  start();
+  at_start_ = read();
   peak_between_ = 0;
   peak_ = 0;
   most_messages_ = 0;
-  checking_ = !learned_.empty();
+  phase_ = next_;
+  over_lesson_ = false;
   learning_.assign(stages_.size(), {});
-  if (checking_) {
+  if (!learned_.empty()) {
     allowed_ = levels(schedule_, rank_, learned_);
   }
 }
@@ -125,18 +124,9 @@ void Account::after(size_t position, const Action& action, int64_t messages) {
   const auto now = level.whole;
   peak_between_ = std::max(peak_between_, level.there);
   most_messages_ = std::max(most_messages_, messages);
-  const auto stage = std::ranges::find(stages_, action.stage) - stages_.begin();
-  auto& bytes = learning_[static_cast<size_t>(stage)];
-  if (action.kind == Kind::forward) {
-    bytes.whole = std::max(bytes.whole, now - before_);
-    if (checking_ && bytes.whole > learned_[static_cast<size_t>(stage)].whole) {
-      shapes_changed();
-    }
-  } else if (action.kind == Kind::input_backward) {
-    bytes.waiting = std::max(bytes.waiting, bytes.whole + now - before_);
-  }
+  learn(action, now);
   const auto rounding = counting_ ? 0 : kRounding;
-  if (!checking_ || now <= allowed_[position] + messages + rounding) {
+  if (phase_ == Phase::lesson || over_lesson_ || now <= allowed_[position] + messages + rounding) {
     return;
   }
   throw BudgetError(
@@ -148,32 +138,61 @@ void Account::after(size_t position, const Action& action, int64_t messages) {
            "`tenure run` says who"));
 }
 
+// What the action's microbatch takes, now that it is done.
+void Account::learn(const Action& action, int64_t now) {
+  const auto stage =
+      static_cast<size_t>(std::ranges::find(stages_, action.stage) - stages_.begin());
+  auto& bytes = learning_[stage];
+  if (action.kind == Kind::input_backward) {
+    bytes.waiting = std::max(bytes.waiting, bytes.whole + now - before_);
+  }
+  if (action.kind != Kind::forward) {
+    return;
+  }
+  bytes.whole = std::max(bytes.whole, now - before_);
+  const auto rounding = counting_ ? 0 : kRounding;
+  if (phase_ == Phase::lesson || bytes.whole <= learned_[stage].whole + rounding) {
+    return;
+  }
+  if (phase_ == Phase::settling) {
+    over_lesson_ = true;
+    return;
+  }
+  throw BudgetError(
+      text("rank ", rank_, " of the pipeline has ", bytes_text(static_cast<uint64_t>(bytes.whole)),
+           " of ", action.words(), ", and had at most ",
+           bytes_text(static_cast<uint64_t>(learned_[stage].whole)),
+           " in the first steps with these shapes: the stage or the loss keeps more from step to "
+           "step, which `tenure run` shows; if what they take depends on more than shapes, do "
+           "without strict"));
+}
+
+Remains::Step Account::kind_of_step() const {
+  return phase_ == Phase::lesson ? Remains::Step::lesson : Remains::Step::checked;
+}
+
 void Account::end(int64_t handed_out) {
   const auto left = level().whole - handed_out;
-  const auto rounding = counting_ ? 0 : kRounding * static_cast<int64_t>(parameters_.size());
+  const auto rounding = counting_ ? 0 : kRounding;
   parameters_.clear();
-  const auto step =
-      std::exchange(checking_, false) ? Remains::Step::checked : Remains::Step::lesson;
-  of_training_.add(step, left - rounding, rank_);
-  learned_ = learning_;
+  if (phase_ != Phase::checked) {
+    learned_ = learning_;
+    next_ = phase_ == Phase::lesson ? Phase::settling : Phase::checked;
+  }
+  of_training_.add(kind_of_step(), left - rounding, rank_);
 }
 
 void Account::begin_evaluation() {
-  checking_ = std::exchange(has_evaluated_, true);
+  phase_ = std::exchange(has_evaluated_, true) ? Phase::checked : Phase::lesson;
   gradients_at_start_ = gradient_bytes();
-  start();
+  at_start_ = read();
 }
 
 void Account::end_evaluation(int64_t handed_out) {
   const auto left = level().whole - handed_out;
-  const auto step =
-      std::exchange(checking_, false) ? Remains::Step::checked : Remains::Step::lesson;
-  of_evaluation_.add(step, left - (counting_ ? 0 : kRounding), rank_);
+  of_evaluation_.add(kind_of_step(), left - (counting_ ? 0 : kRounding), rank_);
 }
 
-void Account::drop() {
-  parameters_.clear();
-  checking_ = false;
-}
+void Account::drop() { parameters_.clear(); }
 
 }  // namespace tenure::pipeline

@@ -3,18 +3,19 @@
 //
 // Note [What is held against the bound]
 // A step whose shapes are new is a lesson: how much one microbatch leaves behind on
-// each stage, and how much of that is there between its two half backwards. From the next one on
-// every action is checked: what the allocator has given out since the step began, less the weights'
-// gradients that came, may not be more than the microbatches in flight take and the messages under
-// way. At the end nothing but gradients and what is handed to the caller may be left.
+// each stage, and how much of that is there between its two half backwards. In the step after it
+// the figures settle, for the first one also makes what is made once; there a microbatch may still
+// take more than in the lesson. From then on it may not, and every action is checked: what the
+// allocator has given out since the step began, less the weights' gradients that came, may not be
+// more than the microbatches in flight take and the messages under way. At the end nothing but
+// gradients and what is handed to the caller may be left.
 //
 // What another part has moved or dropped counts as if it were there (Part::displaced): an Offload
 // brings back when it likes, and has other plans in other steps. So the bound is that of a step
 // without one, and who keeps a microbatch's graph is told of though its memory is elsewhere.
 //
 // A lesson may leave something: what a stage makes once, or once for each shape. Lessons that
-// follow on each other and all leave something are a leak in a program whose shapes always change,
-// or one that grows and so looks like new shapes.
+// follow on each other and all leave something are a leak in a program whose shapes always change.
 #pragma once
 
 #include <tenure/core/meter.h>
@@ -52,7 +53,7 @@ class Account {
   // `parameters` are those whose gradients do not count.
   void begin(const std::vector<at::Tensor>& parameters);
   // The step has other shapes than the last one: it is a lesson.
-  void shapes_changed() { checking_ = false; }
+  void shapes_changed() { phase_ = Phase::lesson; }
   // Right before a stage runs, with what it was given in place.
   void before();
   // `messages` are bytes of receive buffers, of tensors on their way out and of what goes to the
@@ -78,6 +79,8 @@ class Account {
   int64_t most_messages() const { return most_messages_; }
 
  private:
+  enum class Phase : uint8_t { lesson, settling, checked };
+
   // Bytes since the step began, its gradients apart.
   struct Level {
     int64_t there = 0;  // on the device
@@ -88,9 +91,10 @@ class Account {
     int64_t displaced = 0;
   };
 
+  Remains::Step kind_of_step() const;
+  void learn(const Action& action, int64_t now);
   int64_t gradient_bytes() const;
   Reading read();
-  void start();
   Level level();
 
   const Schedule& schedule_;
@@ -105,9 +109,10 @@ class Account {
   Remains of_training_;
   Remains of_evaluation_;
   bool has_evaluated_ = false;
-  bool checking_ = false;
-  int64_t start_ = 0;
-  int64_t displaced_at_start_ = 0;
+  Phase phase_ = Phase::lesson;  // of this step
+  Phase next_ = Phase::lesson;   // of the next one with the same shapes
+  bool over_lesson_ = false;     // it settles, and has taken more than the lesson
+  Reading at_start_;
   int64_t gradients_at_start_ = 0;
   int64_t before_ = 0;
   int64_t peak_between_ = 0;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import re
 from functools import cache
 from typing import Any
 
@@ -170,7 +171,7 @@ def told_of(rank: int, _ranks: int, case: str) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("case", "steps"), [("new shapes", 8), ("growing", 8), ("evaluations", 2), ("masks", 30)]
+    ("case", "steps"), [("new shapes", 8), ("growing", 2), ("evaluations", 2), ("masks", 30)]
 )
 def test_what_is_left_behind_step_after_step_is_told_of(case: str, steps: int) -> None:
     (said, after), _ = run_ranks(told_of, 2, case)
@@ -180,6 +181,59 @@ def test_what_is_left_behind_step_after_step_is_told_of(case: str, steps: int) -
         return
     assert "rank 0 of the pipeline ends" in said
     assert ("each of 8 steps" in said) is (steps == 8)
+
+
+class Deepening(Wide):
+    """Saves more the deeper it is told to go, and keeps nothing."""
+
+    depth = 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.up(x)
+        for _ in range(self.depth):
+            made = torch.sigmoid(made)
+        return self.down(made)
+
+
+def deepened(rank: int, _ranks: int, depths: list[int]) -> tuple[str, int]:
+    """What is said, and after how many steps."""
+    stage = Deepening()
+    pipe = tenure.Pipeline(stage, "1f1b", 2, loss=mean, strict=True, timeout=30)
+    x = torch.randn(2 * ROWS, 8)
+    for step, depth in enumerate(depths):
+        stage.depth = depth if rank == 0 else 1
+        try:
+            pipe.step(x, target=x)
+        except tenure.BudgetError as error:
+            return str(error), step + 1
+        except tenure.CollectiveError:
+            return "the other", step + 1
+    return "nothing", len(depths)
+
+
+@pytest.mark.parametrize(
+    ("depths", "steps"),
+    [
+        ([1, 2, 3, 4], 3),  # the second one settles what the first has shown
+        ([2] * 9 + [3] * 9, 10),
+        ([3, 1, 1, 2], 4),
+        ([1, 2, 2, 1, 2], 5),
+    ],
+)
+def test_microbatches_that_take_more_from_step_to_step_are_told_of(
+    depths: list[int], steps: int
+) -> None:
+    """The bound is learnt and stays: it does not grow with what it is to bound."""
+    (said, after), _ = run_ranks(deepened, 2, depths)
+    assert after == steps, said
+    if depths[-1] == max(depths[:2]):
+        assert said == "nothing"
+        return
+    assert re.search(
+        r"^rank 0 of the pipeline has \S+ \S+ of the forward of stage 0 for microbatch 0, and had at "
+        r"most \S+ \S+ in the first steps with these shapes: the stage or the loss keeps more",
+        said,
+    )
 
 
 def alone(_rank: int, _ranks: int, evaluates: bool) -> tuple[int, str]:

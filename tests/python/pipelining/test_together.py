@@ -401,9 +401,13 @@ class Wide(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(8, 4096), nn.Linear(4096, 8)
+        self.kept: list[torch.Tensor] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.tanh(torch.sigmoid(self.up(x))))
+        made = self.down(torch.tanh(torch.sigmoid(self.up(x))))
+        if self.kept is not None:
+            self.kept.append(made)
+        return made
 
 
 def elsewhere(how: str, stage: Wide, rank: int) -> Any:
@@ -415,10 +419,11 @@ def elsewhere(how: str, stage: Wide, rank: int) -> Any:
 
 @dataclass
 class Strict:
-    """What a strict pipeline promised and measured."""
+    """What a strict pipeline promised and measured, and what it said of a stage that kept."""
 
     bound: int
     peak: int
+    said: str
 
 
 def strictly(rank: int, _ranks: int) -> dict[tuple[str, str], Strict]:
@@ -436,7 +441,16 @@ def strict_steps(rank: int, how: str, schedule: str) -> Strict:
         stage.zero_grad()
         with context:
             pipe.step(x, target=y)
-    return Strict(pipe.bound().bytes, pipe.stats().peak_bytes)
+    found = Strict(pipe.bound().bytes, pipe.stats().peak_bytes, "nothing")
+    stage.kept = [] if rank == 0 else None
+    try:
+        with context:
+            pipe.step(x, target=y)
+    except tenure.BudgetError as error:
+        found.said = str(error)
+    except tenure.CollectiveError:
+        found.said = "the other"
+    return found
 
 
 @pytest.mark.parametrize("schedule", BOTH)
@@ -446,3 +460,4 @@ def test_what_is_elsewhere_counts_as_if_it_were_there(how: str, schedule: str) -
         plain, ours = result["plain", schedule], result[how, schedule]
         assert ours.bound == plain.bound
         assert ours.peak < plain.peak or rank == 1, "the last rank's may all fit"
+        assert ("rank 0 of the pipeline" in ours.said) is (rank == 0), ours.said
