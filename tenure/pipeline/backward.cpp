@@ -200,30 +200,35 @@ std::unordered_map<Node*, int> exits_of(const Paths& paths) {
   return out;
 }
 
-// Whether one exit leads to another: then a gradient kept at the second would have that of the
-// first in it, and running on from both would count it twice.
-bool exits_meet(const std::unordered_map<Node*, int>& exits) {
-  std::unordered_set<Node*> seen;
-  std::vector<Node*> todo;
-  const auto enter = [&](Node& node) {
-    for (const auto& edge : node.next_edges()) {
-      if (edge.is_valid() && seen.insert(edge.function.get()).second) {
+// All nodes to which edges lead, however far.
+std::unordered_set<const Node*> reached_by(const edge_list& edges) {
+  std::unordered_set<const Node*> out;
+  std::vector<const Node*> todo;
+  const auto enter = [&](const edge_list& next) {
+    for (const auto& edge : next) {
+      if (edge.is_valid() && out.insert(edge.function.get()).second) {
         todo.push_back(edge.function.get());
       }
     }
   };
-  for (const auto& [exit, count] : exits) {
-    enter(*exit);
-  }
+  enter(edges);
   while (!todo.empty()) {
-    auto* node = todo.back();
+    const auto* node = todo.back();
     todo.pop_back();
-    if (exits.contains(node)) {
-      return true;
-    }
-    enter(*node);
+    enter(node->next_edges());
   }
-  return false;
+  return out;
+}
+
+// Whether one exit leads to another: then a gradient kept at the second would have that of the
+// first in it, and running on from both would count it twice.
+bool exits_meet(const std::unordered_map<Node*, int>& exits) {
+  edge_list edges;
+  for (const auto& [exit, count] : exits) {
+    std::ranges::copy(exit->next_edges(), std::back_inserter(edges));
+  }
+  const auto reached = reached_by(edges);
+  return std::ranges::any_of(exits, [&](const auto& exit) { return reached.contains(exit.first); });
 }
 
 // Whether an edge of a product leads to weights that can wait.
@@ -435,15 +440,21 @@ std::vector<at::Tensor> Backward::State::run_all_but_last(
     std::shared_ptr<variable_list> given = std::make_shared<variable_list>();
   };
   std::vector<Put> off;
+  edge_list later;  // that the other half takes from there
   for (auto* node : last_products(paths, exits)) {
     auto& put = off.emplace_back(Put{.at = {node->getptr(), 0}, .weights = {}});
     node->add_pre_hook(std::make_unique<KeepGiven>(put.given));
     for (auto& edge : node->next_edges()) {
       put.weights.push_back(waits_with(edge, paths, exits) ? std::exchange(edge, {}) : Edge());
+      later.push_back(put.weights.back());
     }
   }
-  for (auto* node : paths.path()) {
-    if (std::ranges::none_of(off, [&](const Put& put) { return put.at.function.get() == node; })) {
+  auto runs_later = reached_by(later);
+  for (const auto& put : off) {
+    runs_later.insert(put.at.function.get());
+  }
+  for (auto* node : paths.nodes()) {
+    if (is_generated(*node) && !runs_later.contains(node)) {
       node->add_post_hook(std::make_unique<ReleaseSaved>(*node));
     }
   }

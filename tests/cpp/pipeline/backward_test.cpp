@@ -3,13 +3,17 @@
 #include <tenure/core/names.h>
 #include <tenure/core/owner.h>
 #include <tenure/core/scope.h>
+#include <tenure/core/storage_ref.h>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/sigmoid.h>
 #include <gtest/gtest.h>
 
 #include <utility>
@@ -106,6 +110,50 @@ TEST(Backward, WithOnlyTheLastWaitingAllIsAsOfTheWhole) {
   for (size_t i = 0; i < gradients.size(); ++i) {
     EXPECT_TRUE(at::equal(gradients[i], layers.weights[i].grad()));
   }
+}
+
+// Of layers whose weights are made of others, so that nodes which lead to these alone save
+// something, with the graph kept by whoever holds the result.
+std::vector<bool> still_saved(Halves halves) {
+  Layer layer;
+  std::vector<StorageRef> saved;
+  auto top = layer.input;
+  for (int i = 0; i < 6; ++i) {
+    const auto weight = at::sigmoid(at::randn({8, 8}).requires_grad_());
+    saved.emplace_back(weight);
+    top = at::gelu(at::linear(top, weight));
+  }
+  Backward backward({layer.input}, {top});
+  const auto found = layer.first_half_of(backward, halves);
+  backward.run_weights();
+  std::vector<bool> out;
+  for (const auto& one : saved) {
+    out.push_back(one.alive());
+  }
+  return out;
+}
+
+TEST(Backward, WhoKeepsTheGraphKeepsNothingThatItSaved) {
+  EXPECT_EQ(still_saved(Halves::always), std::vector<bool>(6, false));
+  EXPECT_EQ(still_saved(Halves::if_plain), std::vector<bool>(6, false));
+  EXPECT_EQ(still_saved(Halves::last_if_plain), std::vector<bool>(6, false));
+}
+
+// Of a weight that two products read, one of which waits for the other half.
+TEST(Backward, WhatBothHalvesReadIsReadByBoth) {
+  Layer layer;
+  const auto base = at::randn({8, 8}).requires_grad_();
+  const auto run = [&] {
+    const auto weight = at::sigmoid(base);
+    return at::mm(at::gelu(at::mm(layer.input, weight.t())), weight.t());
+  };
+  Backward halves({layer.input}, {run()});
+  Backward whole({layer.input}, {run()});
+  const auto found = layer.first_half_of(halves, Halves::last_if_plain);
+  halves.run_weights();
+  const auto of_base = std::exchange(base.mutable_grad(), {});
+  EXPECT_TRUE(at::equal(found[0], whole.run(layer.gradients)[0]));
+  EXPECT_TRUE(at::allclose(of_base, base.grad()));
 }
 
 TEST(Backward, WhoeverHasHookedANodeSeesOneBackward) {
