@@ -62,6 +62,13 @@ bool is_hooked(Node& node) {
          !node.post_hooks().empty() || !node.retains_grad_hooks().empty();
 }
 
+// Whether a gradient of a leaf that is asked for passes it by: it would pass these hooks on its way
+// into `.grad`.
+bool is_passed_by(Node& leaf) {
+  return !leaf.pre_hooks().empty() || !leaf.post_hooks().empty() ||
+         leaf.tensor_post_acc_grad_hooks() != nullptr;
+}
+
 // The graph from `roots`, and which of its nodes lie on the inputs' path.
 class Paths {
  public:
@@ -347,7 +354,9 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
     state_ = std::make_unique<State>();
     return out;
   };
-  if (roots.edges.empty() || inputs.empty()) {
+  const auto passed_by =
+      std::ranges::any_of(inputs, [](const Edge& input) { return is_passed_by(*input.function); });
+  if (roots.edges.empty() || inputs.empty() || passed_by) {
     return whole();
   }
   const Paths paths(roots.edges, inputs);

@@ -15,7 +15,11 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sigmoid.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -166,6 +170,33 @@ TEST(Backward, WhoeverHasHookedANodeSeesOneBackward) {
   EXPECT_EQ(calls, 1);
   layer.backward.run_weights();
   EXPECT_EQ(calls, 1);
+}
+
+struct CountRuns : torch::autograd::FunctionPostHook {
+  explicit CountRuns(int& runs) : runs_(runs) {}
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& outputs,
+      const torch::autograd::variable_list& /*inputs*/) override {
+    ++runs_;
+    return outputs;
+  }
+  int& runs_;
+};
+
+TEST(Backward, HooksOnTheWayIntoAnInputsGradientRun) {
+  for (const auto halves : {Halves::always, Halves::if_plain, Halves::last_if_plain}) {
+    Layer layer;
+    int runs = 0;
+    const auto leaf = torch::autograd::impl::grad_accumulator(layer.input);
+    leaf->add_post_hook(std::make_unique<CountRuns>(runs));
+    int tensor_hook = 0;
+    layer.input.register_hook([&](const at::Tensor& /*gradient*/) { ++tensor_hook; });
+    EXPECT_TRUE(layer.first_half_of(layer.backward, halves)[0].defined());
+    layer.backward.run_weights();
+    EXPECT_EQ(runs, 1);
+    EXPECT_EQ(tensor_hook, 1);
+    EXPECT_TRUE(layer.weight.grad().defined());
+  }
 }
 
 }  // namespace
