@@ -1,55 +1,78 @@
-// HostCount of meter.h: a wrapper around torch's CPU allocator.
+// HostCount and OwnCount of meter.h: a wrapper around torch's CPU allocator.
 #include <tenure/core/error.h>
 #include <tenure/core/fork.h>
 #include <tenure/core/meter.h>
 
 #include <c10/core/CPUAllocator.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 namespace tenure {
+
+struct OwnCount::Tally {
+  std::atomic<int64_t> current = 0;
+  std::atomic<int64_t> peak = 0;
+
+  void add(int64_t bytes) {
+    const auto now = current.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    auto seen = peak.load(std::memory_order_relaxed);
+    while (seen < now && !peak.compare_exchange_weak(seen, now, std::memory_order_relaxed)) {
+    }
+  }
+};
+
 namespace {
+
+// What this thread is in.
+thread_local const std::shared_ptr<OwnCount::Tally>* t_here = nullptr;
 
 std::atomic<int64_t> g_counted = 0;
 std::atomic<int> g_counting = 0;
 
-// Sizes by address, in shards, so that threads seldom meet.
-class Sizes {
+struct Block {
+  size_t bytes = 0;
+  std::shared_ptr<OwnCount::Tally> own;
+};
+
+// Blocks by address, in shards, so that threads seldom meet.
+class Blocks {
  public:
-  Sizes() {
+  Blocks() {
     for (auto& shard : shards_) {
       protect_across_fork(shard.mutex);
     }
   }
-  void born(const void* data, size_t bytes) {
-    if (bytes == 0) {
+  void born(const void* data, Block block) {
+    if (block.bytes == 0) {
       return;
     }
     auto& shard = of(data);
     const std::lock_guard lock(shard.mutex);
-    shard.bytes[data] = bytes;
+    shard.blocks[data] = std::move(block);
   }
-  // Zero if it was not counted.
-  size_t died(const void* data) {
+  // Of no bytes if it was not counted.
+  Block died(const void* data) {
     auto& shard = of(data);
     const std::lock_guard lock(shard.mutex);
-    const auto found = shard.bytes.find(data);
-    if (found == shard.bytes.end()) {
-      return 0;
+    const auto found = shard.blocks.find(data);
+    if (found == shard.blocks.end()) {
+      return {};
     }
-    const auto bytes = found->second;
-    shard.bytes.erase(found);
-    return bytes;
+    auto block = std::move(found->second);
+    shard.blocks.erase(found);
+    return block;
   }
 
  private:
   struct Shard {
     std::mutex mutex;
-    std::unordered_map<const void*, size_t> bytes;
+    std::unordered_map<const void*, Block> blocks;
   };
   Shard& of(const void* data) {
     return shards_[reinterpret_cast<uintptr_t>(data) / 64 % shards_.size()];
@@ -57,8 +80,8 @@ class Sizes {
   std::array<Shard, 16> shards_;
 };
 
-Sizes& sizes() {
-  static auto* instance = new Sizes;
+Blocks& blocks() {
+  static auto* instance = new Blocks;
   return *instance;
 }
 
@@ -73,7 +96,11 @@ class Counted final : public c10::Allocator {
     if (made.get() != nullptr && made.get() == made.get_context() &&
         made.compare_exchange_deleter(inner_deleter_, &Counted::free) &&
         g_counting.load(std::memory_order_relaxed) > 0) {
-      sizes().born(made.get(), bytes);
+      Block block{.bytes = bytes, .own = t_here != nullptr ? *t_here : nullptr};
+      if (block.own != nullptr) {
+        block.own->add(static_cast<int64_t>(bytes));
+      }
+      blocks().born(made.get(), std::move(block));
       g_counted.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
       device_allocated(c10::Device(c10::DeviceType::CPU), static_cast<int64_t>(bytes));
     }
@@ -103,7 +130,11 @@ class Counted final : public c10::Allocator {
       inner_deleter_(data);
       return;
     }
-    if (const auto bytes = static_cast<int64_t>(sizes().died(data)); bytes > 0) {
+    const auto block = blocks().died(data);
+    if (const auto bytes = static_cast<int64_t>(block.bytes); bytes > 0) {
+      if (block.own != nullptr) {
+        block.own->add(-bytes);
+      }
       g_counted.fetch_sub(bytes, std::memory_order_relaxed);
       device_allocated(c10::Device(c10::DeviceType::CPU), -bytes);
     }
@@ -128,6 +159,20 @@ HostCount::HostCount() {
 }
 
 HostCount::~HostCount() { g_counting.fetch_sub(1); }
+
+OwnCount::OwnCount() : tally_(std::make_shared<Tally>()) {}
+
+OwnCount::~OwnCount() = default;
+
+Meter::Reading OwnCount::read() {
+  const auto current = tally_->current.load(std::memory_order_relaxed);
+  const auto peak = tally_->peak.exchange(current, std::memory_order_relaxed);
+  return {.current = current, .peak = std::max(peak, current), .asked = current};
+}
+
+OwnCount::Here::Here(OwnCount& count) : before_(std::exchange(t_here, &count.tally_)) {}
+
+OwnCount::Here::~Here() { t_here = before_; }
 
 int64_t host_counted() { return g_counted.load(std::memory_order_relaxed); }
 

@@ -14,6 +14,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <memory>
 
 namespace tenure {
 
@@ -58,6 +59,37 @@ class HostCount {
 
 // Bytes of CPU tensors that were born while a HostCount lived and have not died.
 int64_t host_counted();
+
+// Counts those of them apart that are born on a thread that is in it, for who answers for no other.
+// They may die on any. One thread reads.
+class OwnCount {
+ public:
+  struct Tally;
+
+  // Throws as HostCount does.
+  OwnCount();
+  ~OwnCount();
+  OwnCount(const OwnCount&) = delete;
+  OwnCount& operator=(const OwnCount&) = delete;
+
+  Meter::Reading read();
+
+  // This thread is in `count`, and in no other one, while it lives. Inner ones end first.
+  class Here {
+   public:
+    explicit Here(OwnCount& count);
+    ~Here();
+    Here(const Here&) = delete;
+    Here& operator=(const Here&) = delete;
+
+   private:
+    const std::shared_ptr<Tally>* before_;
+  };
+
+ private:
+  HostCount counting_;
+  std::shared_ptr<Tally> tally_;  // shared with what was born
+};
 
 // An allocator gave out `bytes`, or took them back if negative. Never allocates, never waits.
 void device_allocated(c10::Device device, int64_t bytes) noexcept;

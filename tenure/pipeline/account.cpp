@@ -5,8 +5,6 @@
 #include <tenure/core/text.h>
 
 #include <algorithm>
-#include <iterator>
-#include <unordered_set>
 #include <utility>
 
 namespace tenure::pipeline {
@@ -27,7 +25,7 @@ int64_t displaced(c10::Device device) {
 
 }  // namespace
 
-void Remains::add(Step step, int64_t left, uint32_t rank) {
+void Remains::add(Step step, int64_t left, uint32_t rank, const char* whose) {
   if (left <= 0) {
     *this = {};
     return;
@@ -44,34 +42,47 @@ void Remains::add(Step step, int64_t left, uint32_t rank) {
                         : text(" of the pipeline ends each of ", steps, " steps with more, ");
   throw BudgetError(text("rank ", rank, when, bytes,
                          steps == 1 ? " more than it began with" : " in all",
-                         ", gradients not counted: a stage keeps tensors of its microbatches; "
-                         "`tenure run` says who"));
+                         ", gradients not counted: ", whose, "; `tenure run` says who"));
 }
 
 Account::Account(const Schedule& schedule, uint32_t rank, c10::Device device)
-    : schedule_(schedule),
-      rank_(rank),
-      counting_(device.is_cpu() ? std::optional<HostCount>(std::in_place) : std::nullopt),
-      meter_(device),
-      stages_(schedule.stages_of(rank)) {}
+    : schedule_(schedule), rank_(rank), device_(device), stages_(schedule.stages_of(rank)) {
+  if (device.is_cpu()) {
+    own_.emplace();
+  } else {
+    meter_.emplace(device);
+  }
+}
 
 Account::~Account() = default;
 
 int64_t Account::gradient_bytes() const {
   int64_t out = 0;
-  for (const auto& parameter : parameters_) {
-    if (const auto& gradient = parameter.grad(); gradient.defined()) {
-      out += static_cast<int64_t>(gradient.nbytes());
+  for (const auto& [impl, leaf] : leaves_) {
+    if (const at::Tensor tensor(leaf.lock()); tensor.defined() && tensor.grad().defined()) {
+      out += static_cast<int64_t>(tensor.grad().nbytes());
     }
   }
   return out;
 }
 
+void Account::add_leaves(const std::vector<at::Tensor>& leaves) {
+  for (const auto& leaf : leaves) {
+    const auto is_new = leaves_.try_emplace(leaf.unsafeGetTensorImpl(), leaf.getIntrusivePtr());
+    if (is_new.second && leaf.grad().defined()) {
+      gradients_at_start_ += static_cast<int64_t>(leaf.grad().nbytes());
+    }
+  }
+}
+
 // Where copies are waited for by another thread, what it lets go just then is in neither figure.
 Account::Reading Account::read() {
-  Reading out{.there = meter_.read(), .displaced = displaced(meter_.device())};
-  for (int i = 1; i < kReadings && !meter_.device().is_cpu(); ++i) {
-    const auto again = meter_.read();
+  if (own_) {
+    return {.there = own_->read(), .displaced = displaced(device_)};
+  }
+  Reading out{.there = meter_->read(), .displaced = displaced(device_)};
+  for (int i = 1; i < kReadings; ++i) {
+    const auto again = meter_->read();
     const auto same = again.current == out.there.current;
     out.there = {.current = again.current,
                  .peak = std::max(out.there.peak, again.peak),
@@ -79,7 +90,7 @@ Account::Reading Account::read() {
     if (same) {
       break;
     }
-    out.displaced = displaced(meter_.device());
+    out.displaced = displaced(device_);
   }
   return out;
 }
@@ -95,12 +106,12 @@ Account::Level Account::level() {
 }
 
 void Account::begin(const std::vector<at::Tensor>& parameters) {
-  parameters_.clear();
-  std::unordered_set<const c10::TensorImpl*> seen;  // a parameter may be of two stages
-  std::ranges::copy_if(parameters, std::back_inserter(parameters_), [&](const at::Tensor& one) {
-    return seen.insert(one.unsafeGetTensorImpl()).second;
-  });
-  gradients_at_start_ = gradient_bytes();
+  leaves_.clear();
+  gradients_at_start_ = 0;
+  add_leaves(parameters);
+  if (own_) {
+    here_.emplace(*own_);
+  }
   at_start_ = read();
   peak_between_ = 0;
   peak_ = 0;
@@ -125,17 +136,15 @@ void Account::after(size_t position, const Action& action, int64_t messages) {
   peak_between_ = std::max(peak_between_, level.there);
   most_messages_ = std::max(most_messages_, messages);
   learn(action, now);
-  const auto rounding = counting_ ? 0 : kRounding;
-  if (phase_ == Phase::lesson || over_lesson_ || now <= allowed_[position] + messages + rounding) {
+  if (phase_ == Phase::lesson || over_lesson_ ||
+      now <= allowed_[position] + messages + rounding()) {
     return;
   }
   throw BudgetError(
       text("rank ", rank_, " of the pipeline has ", bytes_text(static_cast<uint64_t>(now)),
            " more than when the step began after ", action.words(), ", and its schedule allows ",
            bytes_text(static_cast<uint64_t>(allowed_[position])), " and messages of ",
-           bytes_text(static_cast<uint64_t>(messages)),
-           ": something keeps tensors of microbatches that are done; "
-           "`tenure run` says who"));
+           bytes_text(static_cast<uint64_t>(messages)), ": ", whose(), "; `tenure run` says who"));
 }
 
 // What the action's microbatch takes, now that it is done.
@@ -150,8 +159,7 @@ void Account::learn(const Action& action, int64_t now) {
     return;
   }
   bytes.whole = std::max(bytes.whole, now - before_);
-  const auto rounding = counting_ ? 0 : kRounding;
-  if (phase_ == Phase::lesson || bytes.whole <= learned_[stage].whole + rounding) {
+  if (phase_ == Phase::lesson || bytes.whole <= learned_[stage].whole + rounding()) {
     return;
   }
   if (phase_ == Phase::settling) {
@@ -167,32 +175,49 @@ void Account::learn(const Action& action, int64_t now) {
            "without strict"));
 }
 
+// Of a device's memory nobody knows which thread has taken it.
+const char* Account::whose() const {
+  return own_ ? "a stage or the loss keeps tensors of microbatches"
+              : "a stage or the loss keeps tensors of microbatches, or another thread of this "
+                "process has taken memory of the device meanwhile";
+}
+
+int64_t Account::rounding() const { return own_ ? 0 : kRounding; }
+
 Remains::Step Account::kind_of_step() const {
   return phase_ == Phase::lesson ? Remains::Step::lesson : Remains::Step::checked;
 }
 
 void Account::end(int64_t handed_out) {
   const auto left = level().whole - handed_out;
-  const auto rounding = counting_ ? 0 : kRounding;
-  parameters_.clear();
+  stop();
   if (phase_ != Phase::checked) {
     learned_ = learning_;
     next_ = phase_ == Phase::lesson ? Phase::settling : Phase::checked;
   }
-  of_training_.add(kind_of_step(), left - rounding, rank_);
+  of_training_.add(kind_of_step(), left - rounding(), rank_, whose());
 }
 
 void Account::begin_evaluation() {
   phase_ = std::exchange(has_evaluated_, true) ? Phase::checked : Phase::lesson;
-  gradients_at_start_ = gradient_bytes();
+  gradients_at_start_ = 0;
+  if (own_) {
+    here_.emplace(*own_);
+  }
   at_start_ = read();
 }
 
 void Account::end_evaluation(int64_t handed_out) {
   const auto left = level().whole - handed_out;
-  of_evaluation_.add(kind_of_step(), left - (counting_ ? 0 : kRounding), rank_);
+  stop();
+  of_evaluation_.add(kind_of_step(), left - rounding(), rank_, whose());
 }
 
-void Account::drop() { parameters_.clear(); }
+void Account::drop() { stop(); }
+
+void Account::stop() {
+  leaves_.clear();
+  here_.reset();
+}
 
 }  // namespace tenure::pipeline

@@ -24,8 +24,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 namespace tenure::pipeline {
@@ -35,8 +35,9 @@ class Remains {
  public:
   enum class Step : uint8_t { lesson, checked };
 
-  // A step ends with so many bytes more than it began with. Throws BudgetError.
-  void add(Step step, int64_t left, uint32_t rank);
+  // A step ends with so many bytes more than it began with. Throws BudgetError, which says whose
+  // they may be.
+  void add(Step step, int64_t left, uint32_t rank, const char* whose);
 
  private:
   uint32_t lessons_ = 0;  // that left something, up to the last step
@@ -50,8 +51,11 @@ class Account {
   Account(const Account&) = delete;
   Account& operator=(const Account&) = delete;
 
+  // The calling thread's CPU tensors are counted until the step ends or is dropped, and no others.
   // `parameters` are those whose gradients do not count.
   void begin(const std::vector<at::Tensor>& parameters);
+  // Others, of which the step's first microbatch tells: of a loss, or a batch that wants one.
+  void add_leaves(const std::vector<at::Tensor>& leaves);
   // The step has other shapes than the last one: it is a lesson.
   void shapes_changed() { phase_ = Phase::lesson; }
   // Right before a stage runs, with what it was given in place.
@@ -91,18 +95,26 @@ class Account {
     int64_t displaced = 0;
   };
 
+  // A tensor whose gradient does not count; it may die meanwhile.
+  using Leaf = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
   Remains::Step kind_of_step() const;
+  int64_t rounding() const;
+  const char* whose() const;
   void learn(const Action& action, int64_t now);
   int64_t gradient_bytes() const;
+  void stop();
   Reading read();
   Level level();
 
   const Schedule& schedule_;
   uint32_t rank_;
-  std::optional<HostCount> counting_;
-  Meter meter_;
+  std::optional<OwnCount> own_;  // on the CPU
+  std::optional<OwnCount::Here> here_;
+  std::optional<Meter> meter_;  // elsewhere
+  c10::Device device_;
   std::vector<uint32_t> stages_;
-  std::vector<at::Tensor> parameters_;  // during a step
+  std::unordered_map<const c10::TensorImpl*, Leaf> leaves_;  // during a step
   std::vector<MicrobatchBytes> learned_;
   std::vector<MicrobatchBytes> learning_;
   std::vector<int64_t> allowed_;

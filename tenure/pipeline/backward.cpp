@@ -332,6 +332,19 @@ edge_list valid(const edge_list& edges) {
 
 }  // namespace
 
+std::vector<at::Tensor> Backward::leaves() const {
+  std::vector<at::Tensor> out;
+  for (const auto* node : reached_by(state_->outputs)) {
+    const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node);
+    const auto is_input = std::ranges::any_of(
+        state_->inputs, [&](const Edge& input) { return input.function.get() == node; });
+    if (leaf != nullptr && !is_input) {
+      out.push_back(leaf->variable);
+    }
+  }
+  return out;
+}
+
 std::vector<at::Tensor> Backward::run(const std::vector<at::Tensor>& gradients) {
   const auto state = std::move(state_);
   const auto roots = roots_of(state->outputs, gradients);

@@ -58,6 +58,8 @@ class Backward {
   Backward& operator=(const Backward&) = delete;
   ~Backward();
 
+  // The leaves that gradients come to, inputs apart. REQUIRES: it has not run.
+  std::vector<at::Tensor> leaves() const;
   // All gradients: weights' are added to them, those of the inputs are returned, in their order;
   // undefined where an input had none. `gradients` are those of the outputs, in their order; where
   // one is undefined nothing comes from there. Nothing is left behind.

@@ -408,6 +408,9 @@ class Pipeline::Step {
     }();
     if (trains()) {
       of.backward = Backward(inputs, outputs);
+      if (accounted()) {
+        state_.account->add_leaves(of.backward.leaves());
+      }
     }
     inputs.clear();
     if (!schedule_.is_last(action.stage)) {

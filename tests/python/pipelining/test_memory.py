@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import re
+import threading
 from functools import cache
 from typing import Any
 
@@ -230,10 +231,61 @@ def test_microbatches_that_take_more_from_step_to_step_are_told_of(
         assert said == "nothing"
         return
     assert re.search(
-        r"^rank 0 of the pipeline has \S+ \S+ of the forward of stage 0 for microbatch 0, and had at "
-        r"most \S+ \S+ in the first steps with these shapes: the stage or the loss keeps more",
+        r"^rank 0 of the pipeline has \S+ \S+ of the forward of stage 0 for microbatch 0, and had "
+        r"at most \S+ \S+ in the first steps with these shapes: the stage or the loss keeps more",
         said,
     )
+
+
+class Threaded(Wide):
+    """Has another thread make something that stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_others: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        other = threading.Thread(target=lambda: self.of_others.append(torch.ones(100_000)))
+        other.start()
+        other.join()
+        return super().forward(x)
+
+
+class Learned(nn.Module):
+    """A loss that learns, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 8)
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return mean(self.head(output), target)
+
+
+def not_the_stages(rank: int, _ranks: int, case: str) -> tuple[int, int]:
+    """Steps of a strict pipeline, and those in which the case's own was there."""
+    stage = Threaded() if case == "thread" else Wide()
+    loss = Learned() if case == "loss" else mean
+    pipe = tenure.Pipeline(stage, "1f1b", 2, loss=loss, strict=True, timeout=30)
+    seen = 0
+    for step in range(5):
+        x = torch.randn(2 * ROWS, 8, requires_grad=case == "batch")
+        pipe.step(x, target=torch.randn(2 * ROWS, 8))
+        if case == "batch":
+            seen += rank == 1 or x.grad is not None
+        elif case == "loss":
+            seen += rank == 0 or loss.head.weight.grad is not None
+            loss.zero_grad() if rank == 1 else None
+        else:
+            seen += len(stage.of_others) == 2 * (step + 1)
+        stage.zero_grad()
+    return pipe.stats().steps, seen
+
+
+@pytest.mark.parametrize("case", ["batch", "loss", "thread"])
+def test_what_is_none_of_the_stages_is_not_counted(case: str) -> None:
+    """A batch that wants a gradient, a loss with weights, another thread's tensors."""
+    assert run_ranks(not_the_stages, 2, case) == [(5, 5), (5, 5)]
 
 
 def alone(_rank: int, _ranks: int, evaluates: bool) -> tuple[int, str]:
