@@ -228,12 +228,13 @@ void bind_pipeline(py::module_& m) {
            py::arg("down"), py::arg("side"), py::arg("timeout"), py::arg("strict"))
       .def(
           "step",
-          [](pipeline::Pipeline& self, bool train, py::object function,
-             std::vector<double> weights) {
+          [](pipeline::Pipeline& self, bool train, py::object function, std::vector<int64_t> batch,
+             std::vector<int64_t> target) {
             const auto loss = loss_of(std::move(function));
+            const pipeline::Rows rows{.batch = std::move(batch), .target = std::move(target)};
             auto result = [&] {
               const py::gil_scoped_release no_gil;
-              return self.step(pass_of(train), loss, std::move(weights));
+              return self.step(pass_of(train), loss, rows);
             }();
             std::vector<MaybeTensors> outputs;
             for (const auto& one : result.outputs) {
@@ -242,7 +243,7 @@ void bind_pipeline(py::module_& m) {
             return std::tuple(result.loss.defined() ? std::optional(result.loss) : std::nullopt,
                               outputs);
           },
-          py::arg("train"), py::arg("loss"), py::arg("weights"))
+          py::arg("train"), py::arg("loss"), py::arg("batch_rows"), py::arg("target_rows"))
       .def("shapes_change", &pipeline::Pipeline::shapes_change)
       .def(
           "refuse",

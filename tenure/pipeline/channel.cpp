@@ -233,7 +233,7 @@ Header Channel::receive(Incoming& incoming) {
   return header;
 }
 
-std::vector<Sent> Channel::take(const Message& message, ScopeId scope, std::vector<Alias>& leases) {
+Received Channel::take(const Message& message, ScopeId scope, std::vector<Alias>& leases) {
   const auto found = incoming_.find(key(message));
   const auto incoming = std::move(found->second);
   incoming_.erase(found);
@@ -241,14 +241,14 @@ std::vector<Sent> Channel::take(const Message& message, ScopeId scope, std::vect
   if (header.status() == Header::Status::failed) {
     throw PeerFailed(header.failure());
   }
-  std::vector<Sent> out;
+  Received out{.tensors = {}, .share = header.share()};
   for (size_t i = 0; i < incoming->specs.size(); ++i) {
     if (!incoming->tensors[i].defined()) {
-      out.emplace_back();
+      out.tensors.emplace_back();
       continue;
     }
-    out.push_back({incoming->tensors[i].tensor(), incoming->specs[i].gradient});
-    leases.emplace_back(out.back().tensor, owner_of_buffer(message), scope);
+    out.tensors.push_back({incoming->tensors[i].tensor(), incoming->specs[i].gradient});
+    leases.emplace_back(out.tensors.back().tensor, owner_of_buffer(message), scope);
   }
   stats_.most_held_bytes = std::max(stats_.most_held_bytes, buffers_.most_held());
   return out;
@@ -314,7 +314,8 @@ std::vector<at::Tensor> Channel::anything(const std::vector<Spec>& specs) const 
   return out;
 }
 
-void Channel::send(const Message& message, const std::vector<Sent>& tensors, ScopeId scope) {
+void Channel::send(const Message& message, const std::vector<Sent>& tensors, Share share,
+                   ScopeId scope) {
   std::vector<Spec> specs;
   std::vector<at::Tensor> whole;
   for (const auto& sent : tensors) {
@@ -330,8 +331,8 @@ void Channel::send(const Message& message, const std::vector<Sent>& tensors, Sco
   }
   auto& before = sent_before_[key(message)];
   const auto changed = before != specs;
-  const auto words =
-      Header::of(step_, changed ? Header::Status::changed : Header::Status::as_before, specs);
+  const auto words = Header::of(
+      step_, changed ? Header::Status::changed : Header::Status::as_before, specs, share);
   make_room(message);
   const auto expected = before;
   if (changed) {

@@ -45,6 +45,11 @@ struct Sent {
   Spec::Gradient gradient = Spec::Gradient::none;
 };
 
+struct Received {
+  std::vector<Sent> tensors;
+  Share share;
+};
+
 // Another rank said that it failed.
 struct PeerFailed : std::exception {
   explicit PeerFailed(Failure of) : failure(std::move(of)) {}
@@ -86,10 +91,10 @@ class Channel {
   void post(const Message& message);
   // Waits for it. Throws PeerFailed, or CollectiveError if its sender is gone or late. What was
   // received is leased in `scope` as long as the caller says by the leases in `leases`.
-  std::vector<Sent> take(const Message& message, ScopeId scope, std::vector<Alias>& leases);
+  Received take(const Message& message, ScopeId scope, std::vector<Alias>& leases);
   // Sends it, as soon as an earlier one has made room. Holds on to the tensors until the caller
   // says finish, or needs the room: Gloo does not tell whether a send is done without waiting.
-  void send(const Message& message, const std::vector<Sent>& tensors, ScopeId scope);
+  void send(const Message& message, const std::vector<Sent>& tensors, Share share, ScopeId scope);
   // Waits until it is sent, and lets go of its tensors. It may be sent already.
   void finish(const Message& message);
   // The same for all that read this tensor's storage.

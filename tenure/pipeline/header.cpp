@@ -10,16 +10,28 @@ namespace tenure::pipeline {
 namespace {
 
 constexpr int64_t kMagic = 0x74656e7572653031;  // "tenure01"
-constexpr size_t kFrontWords = 3;               // magic, step, status
+constexpr size_t kFrontWords = 3;               // magic, step, status and share
 static_assert(kFrontWords * sizeof(int64_t) <= Header::kFront);
 // Of a failure: rank, before_actions, stage, microbatch, kind, length of the text.
 constexpr size_t kFailureText = kFrontWords + 6;
 
-Header::Words front(uint64_t step, Header::Status status) {
+// Of the third word the status has the lowest bits, and the two numbers of rows so many each.
+constexpr uint32_t kStatusBits = 8;
+constexpr uint32_t kRowBits = 28;
+static_assert(kStatusBits + 2 * kRowBits == 64);
+
+uint64_t low_bits(uint64_t word, uint32_t count) { return word & ((uint64_t{1} << count) - 1); }
+
+Header::Words front(uint64_t step, Header::Status status, Share share = {}) {
+  if (share.of >= int64_t{1} << kRowBits) {
+    throw InputError(text("a batch of ", share.of, " rows is more than a pipeline counts to, ",
+                          int64_t{1} << kRowBits, ": pass a smaller one"));
+  }
+  const auto rows = static_cast<uint64_t>(share.of) << kRowBits | static_cast<uint64_t>(share.rows);
   Header::Words out{};
   out[0] = kMagic;
   out[1] = static_cast<int64_t>(step);
-  out[2] = static_cast<int64_t>(status);
+  out[2] = static_cast<int64_t>(rows << kStatusBits | static_cast<uint64_t>(status));
   return out;
 }
 
@@ -42,8 +54,9 @@ std::string Failure::words() const {
                       text);
 }
 
-Header::Words Header::of(uint64_t step, Status status, const std::vector<Spec>& specs) {
-  auto out = front(step, status);
+Header::Words Header::of(uint64_t step, Status status, const std::vector<Spec>& specs,
+                         Share share) {
+  auto out = front(step, status, share);
   auto at = kFrontWords;
   const auto write = [&](int64_t word) {
     if (at == out.size()) {
@@ -79,15 +92,19 @@ Header::Words Header::of(uint64_t step, const Failure& failure) {
 }
 
 void Header::read_front(const Words& words) {
-  const auto known = words[2] >= 0 && words[2] <= static_cast<int64_t>(Status::failed);
-  if (words[0] != kMagic || !known) {
+  const auto third = static_cast<uint64_t>(words[2]);
+  const auto status = low_bits(third, kStatusBits);
+  if (words[0] != kMagic || status > static_cast<uint64_t>(Status::failed)) {
     throw CollectiveError(
         "a message between stages has no header of Tenure's: use the group of a pipeline for "
         "nothing "
         "else, and the same version of Tenure on all ranks");
   }
   step_ = static_cast<uint64_t>(words[1]);
-  status_ = static_cast<Status>(words[2]);
+  status_ = static_cast<Status>(status);
+  const auto rows = third >> kStatusBits;
+  share_ = {.rows = static_cast<int64_t>(low_bits(rows, kRowBits)),
+            .of = static_cast<int64_t>(rows >> kRowBits)};
 }
 
 Header Header::of_front(const std::byte* front) {

@@ -27,6 +27,14 @@ struct Spec {
   uint64_t bytes() const;
 };
 
+// What a microbatch is of its batch. Of none: nobody has said.
+struct Share {
+  int64_t rows = 0;
+  int64_t of = 0;
+
+  bool operator==(const Share&) const = default;
+};
+
 // Why a rank cannot go on.
 struct Failure {
   uint32_t rank = 0;
@@ -41,7 +49,8 @@ struct Failure {
 class Header {
  public:
   using Words = std::array<int64_t, 128>;
-  // Bytes of its front, which says step and status. What comes after it is aligned as tensors are.
+  // Bytes of its front, which says step, status and share. What comes after it is aligned as
+  // tensors are.
   static constexpr size_t kFront = 64;
 
   enum class Status : uint8_t {
@@ -50,8 +59,8 @@ class Header {
     failed,
   };
 
-  // Throws InputError if there are more tensors, or of more dimensions, than fit.
-  static Words of(uint64_t step, Status status, const std::vector<Spec>& specs);
+  // Throws InputError if there are more tensors, of more dimensions, or more rows than fit.
+  static Words of(uint64_t step, Status status, const std::vector<Spec>& specs, Share share = {});
   static Words of(uint64_t step, const Failure& failure);
 
   // Throws CollectiveError if it is none of this version.
@@ -61,6 +70,7 @@ class Header {
 
   uint64_t step() const { return step_; }
   Status status() const { return status_; }
+  Share share() const { return share_; }
   const std::vector<Spec>& specs() const { return specs_; }
   const Failure& failure() const { return failure_; }
 
@@ -70,6 +80,7 @@ class Header {
 
   uint64_t step_ = 0;
   Status status_ = Status::as_before;
+  Share share_;
   std::vector<Spec> specs_;
   Failure failure_;
 };

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <numeric>
 #include <tuple>
 #include <unordered_set>
 #include <utility>
@@ -146,18 +147,15 @@ struct Pipeline::State {
 // One step of one rank.
 class Pipeline::Step {
  public:
-  Step(State& state, Pass pass, const Loss& loss, std::vector<double> weights)
+  Step(State& state, Pass pass, const Loss& loss, const Rows& rows)
       : state_(state),
         plan_(pass == Pass::train ? state.training : state.evaluating),
         schedule_(plan_.schedule),
         pass_(pass),
         loss_(loss),
-        weights_(std::move(weights)),
-        scope_("pipeline", static_cast<int64_t>(state.step), OnClose::report) {
-    if (weights_.empty()) {
-      weights_.assign(schedule_.microbatches, 1.0 / schedule_.microbatches);
-    }
-  }
+        shares_(shares_of(rows.batch)),
+        of_target_(shares_of(rows.target)),
+        scope_("pipeline", static_cast<int64_t>(state.step), OnClose::report) {}
 
   StepResult run() {
     state_.channel.begin(state_.step, plan_.messages.send_slots);
@@ -354,7 +352,11 @@ class Pipeline::Step {
   std::vector<Sent> given(const Action& action, std::vector<Alias>& leases) {
     if (const auto& need = plan_.messages.steps[position_].need) {
       took_here_ = true;  // whether it comes or not
-      return state_.channel.take(*need, scope_of(action.microbatch), leases);
+      auto received = state_.channel.take(*need, scope_of(action.microbatch), leases);
+      if (action.kind == Kind::forward) {
+        shares_[action.microbatch] = received.share;
+      }
+      return std::move(received.tensors);
     }
     const auto cargo = action.kind == Kind::forward ? Cargo::activations : Cargo::gradients;
     auto handed = handed_.extract({cargo, action.stage, action.microbatch});
@@ -373,7 +375,7 @@ class Pipeline::Step {
   void pass_on(const Action& action, const std::vector<Sent>& tensors) {
     if (const auto& send = plan_.messages.steps[position_].send) {
       // It may outlive its microbatch: until it is sent it is the step's.
-      state_.channel.send(*send, tensors, scope_.id());
+      state_.channel.send(*send, tensors, shares_[action.microbatch], scope_.id());
       sent_here_ = true;
       return;
     }
@@ -455,6 +457,7 @@ class Pipeline::Step {
       result_.outputs.push_back(outputs);
       return {};
     }
+    check_target(action.microbatch);
     auto loss = loss_(action.microbatch, outputs);
     if (!loss.defined() || loss.numel() != 1) {
       throw InputError(text(
@@ -469,15 +472,47 @@ class Pipeline::Step {
     }
     loss = loss.dim() == 0 ? loss : loss.reshape({});
     const at::NoGradGuard no_grad;
-    const auto part = loss.detach().mul(weights_[action.microbatch]);
+    const auto part = loss.detach().mul(weight_of(action.microbatch));
     result_.loss = result_.loss.defined() ? result_.loss.add(part) : part;
     return {std::move(loss)};
+  }
+
+  std::vector<Share> shares_of(const std::vector<int64_t>& rows) const {
+    std::vector<Share> out(schedule_.microbatches);
+    const auto all = std::reduce(rows.begin(), rows.end());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      out.at(i) = {.rows = rows[i], .of = all};
+    }
+    return out;
+  }
+
+  // In the loss: a mean over the batch's rows is made of those over its microbatches'.
+  double weight_of(uint32_t microbatch) const {
+    for (const auto* shares : {&shares_, &of_target_}) {
+      if (const auto& share = (*shares)[microbatch]; share.of > 0) {
+        return static_cast<double>(share.rows) / static_cast<double>(share.of);
+      }
+    }
+    return 1.0 / schedule_.microbatches;
+  }
+
+  void check_target(uint32_t microbatch) const {
+    const auto& own = of_target_[microbatch];
+    const auto& batch = shares_[microbatch];
+    if (own.of > 0 && batch.of > 0 && own.rows * batch.of != batch.rows * own.of) {
+      throw InputError(text("the target has ", own.of, " rows and the batch ", batch.of,
+                            ", so that microbatch ", microbatch, " has ", own.rows,
+                            " of the target's and ", batch.rows,
+                            " of the batch's: pass a target with the rows of the batch, and let "
+                            "the loss know of itself "
+                            "what has none"));
+    }
   }
 
   // The gradients of a stage's outputs.
   std::vector<at::Tensor> gradients_for(const Action& action, std::vector<Alias>& leases) {
     if (schedule_.is_last(action.stage)) {
-      return {at::full_like(result_.loss, weights_[action.microbatch])};
+      return {at::full_like(result_.loss, weight_of(action.microbatch))};
     }
     std::vector<at::Tensor> out;
     for (auto& sent : given(action, leases)) {
@@ -589,7 +624,8 @@ class Pipeline::Step {
   const Schedule& schedule_;
   Pass pass_;
   const Loss& loss_;
-  std::vector<double> weights_;
+  std::vector<Share> shares_;     // by microbatch; of others' once its forward has come
+  std::vector<Share> of_target_;  // the same
   Scope scope_;
   bool begun_ = false;
   size_t position_ = 0;
@@ -609,10 +645,10 @@ Pipeline::Pipeline(Schedule schedule, std::vector<std::unique_ptr<Stage>> stages
 
 Pipeline::~Pipeline() = default;
 
-StepResult Pipeline::step(Pass pass, const Loss& loss, std::vector<double> weights) {
+StepResult Pipeline::step(Pass pass, const Loss& loss, const Rows& rows) {
   ++state_->step;
   const auto sent_before = state_->channel.stats().sent_bytes;
-  auto out = Step(*state_, pass, loss, std::move(weights)).run();
+  auto out = Step(*state_, pass, loss, rows).run();
   ++state_->stats.steps;
   figures().add(state_->channel.stats().sent_bytes - sent_before,
                 state_->account ? state_->account->bound() : 0);

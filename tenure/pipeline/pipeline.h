@@ -29,8 +29,15 @@ struct Options {
 
 enum class Pass : uint8_t { train, forward };
 
+// Of what this rank was given, by microbatch; empty where that has no rows, or nothing was given.
+struct Rows {
+  std::vector<int64_t> batch;   // on the rank of the first stage
+  std::vector<int64_t> target;  // on the rank of the last one
+};
+
 struct StepResult {
-  // On the rank of the last stage: the sum of the microbatches' losses, each times its weight.
+  // On the rank of the last stage: the sum of the microbatches' losses, each times its part of the
+  // batch's rows.
   at::Tensor loss;
   // There, too, if there is no loss to be found: what the stage made, by microbatch.
   std::vector<std::vector<at::Tensor>> outputs;
@@ -64,11 +71,11 @@ class Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  // All microbatches through all stages; all ranks call it. `weights` are those of the microbatches
-  // in the loss, by default equal parts of one. Throws what a stage of this rank threw, or
-  // CollectiveError for another rank's failure; then nothing of the step is left but gradients that
-  // it added.
-  StepResult step(Pass pass, const Loss& loss, std::vector<double> weights = {});
+  // All microbatches through all stages; all ranks call it. Where neither batch nor target has rows
+  // all microbatches are equal parts. Throws what a stage of this rank threw, InputError for a
+  // target that is not split as the batch is, or CollectiveError for another rank's failure; then
+  // nothing of the step is left but gradients that it added.
+  StepResult step(Pass pass, const Loss& loss, const Rows& rows = {});
   // The next step's batch has other shapes than the last one of its kind: strict learns from it.
   void shapes_change();
   // A step that failed before it began, so that the other ranks hear of it.

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from tenure.errors import InputError
 
-__all__ = ["join", "split", "weights_of"]
+__all__ = ["join", "rows_of", "split"]
 
 
 def _rows(tensors: list[torch.Tensor], what: str) -> int:
@@ -75,19 +75,16 @@ def _joined(parts: list[torch.Tensor | None], number: int) -> torch.Tensor | Non
     return torch.cat(tensors)
 
 
-def weights_of(targets: list[Any] | None, microbatches: int) -> list[float]:
-    """What each microbatch counts in a mean over the whole batch: its part of the rows."""
-    counts = [_row_count(target) for target in targets] if targets is not None else []
-    total = sum(counts)
-    if not total:
-        return [1 / microbatches] * microbatches
-    return [count / total for count in counts]
+def rows_of(parts: list[Any]) -> list[int]:
+    """The rows of each microbatch, if it has a tensor with any."""
+    counts = [_row_count(part) for part in parts]
+    return counts if any(counts) else []
 
 
-def _row_count(target: Any) -> int:
+def _row_count(part: Any) -> int:
     tensors = [
         leaf
-        for leaf in pytree.tree_leaves(target)
+        for leaf in pytree.tree_leaves(part)
         if isinstance(leaf, torch.Tensor) and leaf.dim() > 0
     ]
     return tensors[0].shape[0] if tensors else 0

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from tenure import _C
 from tenure.errors import CollectiveError, InputError
-from tenure.pipelining.microbatches import join, split, weights_of
+from tenure.pipelining.microbatches import join, rows_of, split
 from tenure.pipelining.promises import Bound, PipelineStats
 from tenure.pipelining.schedules import Schedule, schedule
 from tenure.sharding.identity import sharded_in, whole_parameters
@@ -179,7 +179,7 @@ class Pipeline:
                 self._runtime.refuse(train, f"{type(error).__name__}: {error}")
                 raise
             try:
-                return self._runtime.step(train, loss, weights_of(targets, self.microbatches))
+                return self._runtime.step(train, loss, self._batch_rows(), rows_of(targets or []))
             except BaseException as error:
                 if self._runtime.failed_in:
                     error.add_note(f"{self._rank_text()}, in {self._runtime.failed_in}")
@@ -218,6 +218,13 @@ class Pipeline:
         if not self._last or target is None:
             return None
         return split(target, self.microbatches, "target")
+
+    def _batch_rows(self) -> list[int]:
+        """By microbatch; nothing on ranks that have not the first stage."""
+        if not self._first:
+            return []
+        stage = self._stages[0]
+        return rows_of(stage.args or []) or rows_of(stage.kwargs)
 
     def _look_at_shapes(self, train: bool, batch: Any) -> None:
         """What a batch takes depends on its shapes, of which this rank's messages may not tell."""

@@ -56,6 +56,16 @@ TEST(Header, ItsFrontSaysStepAndStatus) {
   EXPECT_THROW(front_of({}), CollectiveError);
 }
 
+TEST(Header, ItsFrontSaysWhatAMicrobatchIsOfItsBatch) {
+  const Share share{.rows = 3, .of = (1 << 28) - 1};
+  const auto words = Header::of(7, as_before, kSpecs, share);
+  EXPECT_EQ(Header(words).share(), share);
+  EXPECT_EQ(Header(words).status(), as_before);
+  EXPECT_EQ(Header::of_front(reinterpret_cast<const std::byte*>(words.data())).share(), share);
+  EXPECT_EQ(Header(Header::of(7, changed, kSpecs)).share(), Share{});
+  EXPECT_THROW(Header::of(7, as_before, {}, {.rows = 1, .of = 1 << 28}), InputError);
+}
+
 TEST(Header, StepsAreCountedIn64Bits) {
   const auto last = std::numeric_limits<uint64_t>::max();
   EXPECT_EQ(Header(Header::of(last, as_before, {})).step(), last);

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tenure
-from tenure.pipelining.microbatches import join, split, weights_of
+from tenure.pipelining.microbatches import join, rows_of, split
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -97,28 +97,18 @@ def test_a_batch_that_is_too_small_is_refused(rows: int) -> None:
         split(torch.zeros(rows, 2), 4, "input")
 
 
-def test_a_microbatch_counts_as_its_part_of_the_rows() -> None:
-    targets = split(torch.zeros(10, 3), 4, "target")
-    assert weights_of(targets, 4) == [0.3, 0.3, 0.2, 0.2]
-
-
-def test_weighted_means_of_parts_are_the_mean_of_the_whole() -> None:
-    target = torch.rand(11, dtype=torch.float64)
-    targets = split(target, 4, "target")
-    mean = sum(
-        weight * part.mean() for weight, part in zip(weights_of(targets, 4), targets, strict=True)
-    )
-    torch.testing.assert_close(mean, target.mean())
+def test_rows_are_those_of_the_first_dimension() -> None:
+    assert rows_of(split(torch.zeros(10, 3), 4, "target")) == [3, 3, 2, 2]
 
 
 def test_rows_of_a_nest_are_those_of_its_tensors() -> None:
     targets = split({"scale": torch.tensor(1.0), "y": torch.zeros(3)}, 2, "target")
-    assert weights_of(targets, 2) == [2 / 3, 1 / 3]
+    assert rows_of(targets) == [2, 1]
 
 
-@pytest.mark.parametrize("targets", [None, [None, None], [torch.tensor(1.0)] * 2, ["a", "b"]])
-def test_without_rows_all_count_the_same(targets: list[Any] | None) -> None:
-    assert weights_of(targets, 2) == [0.5, 0.5]
+@pytest.mark.parametrize("parts", [[], [None, None], [torch.tensor(1.0)] * 2, ["a", "b"]])
+def test_what_is_no_batch_has_no_rows(parts: list[Any]) -> None:
+    assert rows_of(parts) == []
 
 
 def test_what_was_split_is_joined() -> None:

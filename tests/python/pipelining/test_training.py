@@ -225,3 +225,75 @@ def others_turns(rank: int, ranks: int) -> int:
 def test_a_rank_that_waits_leaves_python_to_others() -> None:
     _, turns = run_ranks(others_turns, 2)
     assert turns > 100
+
+
+ROWS = 10  # in four microbatches: 3, 3, 2, 2
+
+
+def scaled(output: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (output * scale).square().mean()
+
+
+def by_row(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target.reshape(len(output), -1).mean(1, keepdim=True)).square().mean()
+
+
+UNEVEN = {
+    "a number": (scaled, torch.tensor(0.5)),
+    "as many rows": (by_row, torch.arange(10.0)),
+}
+
+
+def uneven(rank: int, ranks: int, case: str, names: list[str]) -> list[tuple[list, float | None]]:
+    """Gradients by stage, and the loss in training and in evaluation."""
+    loss, target = UNEVEN[case]
+    found = []
+    for name in names:
+        stages, numbers = own(rank, ranks, name, 4)
+        pipe = tenure.Pipeline(stages, name, 4, loss=loss, strict=True, timeout=30)
+        x, _ = batch(ROWS)
+        told = pipe.step(x, target=target)
+        assert pipe.eval(x, target=target) == told
+        gradients = {
+            n: [p.grad for p in s.parameters()] for n, s in zip(numbers, stages, strict=True)
+        }
+        found.append((gradients, None if told is None else told.item()))
+    return found
+
+
+@pytest.mark.parametrize("case", UNEVEN)
+@pytest.mark.parametrize(("ranks", "names"), [(1, ["1f1b"]), (2, ["1f1b", "zb-h1", "zb-v"])])
+def test_uneven_microbatches_count_by_their_rows(case: str, ranks: int, names: list[str]) -> None:
+    """Whatever the target is: of the batch only the first rank knows."""
+    loss_fn, target = UNEVEN[case]
+    results = run_ranks(uneven, ranks, case, names)
+    for i, name in enumerate(names):
+        model = nn.Sequential(*blocks(tenure.pipelining.schedule(name, ranks, 4).stages))
+        wanted = loss_fn(model(batch(ROWS)[0]), target)
+        wanted.backward()
+        for gradients, told in (result[i] for result in results):
+            assert told is None or told == pytest.approx(wanted.item(), rel=1e-6)
+            for number, own_gradients in gradients.items():
+                for ours, theirs in zip(own_gradients, model[number].parameters(), strict=True):
+                    torch.testing.assert_close(ours, theirs.grad, rtol=1e-5, atol=1e-7)
+
+
+def of_other_rows(rank: int, ranks: int, rows: int) -> str:
+    stages, _ = own(rank, ranks, "1f1b", 4)
+    pipe = tenure.Pipeline(stages, "1f1b", 4, loss=by_row, timeout=30)
+    x, _ = batch(ROWS)
+    try:
+        pipe.step(x, target=torch.zeros(rows))
+    except (tenure.InputError, tenure.CollectiveError) as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_target_that_is_split_otherwise_than_the_batch_is_refused() -> None:
+    said = (
+        "the target has 7 rows and the batch 10, so that microbatch 0 has 2 of the target's and 3"
+    )
+    first, last = run_ranks(of_other_rows, 2, 7)
+    assert said in first
+    assert last.startswith(said)
+    assert run_ranks(of_other_rows, 1, 7)[0].startswith(said)
