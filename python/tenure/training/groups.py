@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +9,10 @@ from datetime import timedelta
 
 import torch
 from torch import distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
+from torch._C._distributed_c10d import Store
 
 from tenure.pipelining.pipeline import groups_of
+from tenure.training.meeting import store_of
 from tenure.training.plan import Plan
 from tenure.training.planning import World
 
@@ -44,13 +43,15 @@ class Groups:
 
 
 @contextmanager
-def connected(plan: Plan, world: World, device: torch.device) -> Iterator[Groups]:
-    """Connects all ranks, for as long as it lasts. All of them call it."""
+def connected(
+    plan: Plan, world: World, device: torch.device, store: Store | None = None
+) -> Iterator[Groups]:
+    """Connects all ranks, for as long as it lasts. All of them call it, with a store or without."""
     timeout = timedelta(seconds=plan.timeout)
     backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
     dist.init_process_group(
         backend,
-        store=_store(world, timeout),
+        store=store_of(world, timeout) if store is None else store,
         rank=world.rank,
         world_size=world.ranks,
         timeout=timeout,
@@ -59,15 +60,6 @@ def connected(plan: Plan, world: World, device: torch.device) -> Iterator[Groups
         yield _groups(plan, world, device, timeout)
     finally:
         dist.destroy_process_group()
-
-
-def _store(world: World, timeout: timedelta) -> Store:
-    """Of all ranks. One attempt of elastic ranks does not see what an earlier one left in it."""
-    if world.ranks == 1:
-        return HashStore()
-    shared, _, _ = next(rendezvous("env://", world.rank, world.ranks, timeout=timeout))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"tenure.train/{attempt}", shared)
 
 
 def _groups(plan: Plan, world: World, device: torch.device, timeout: timedelta) -> Groups:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch._C._distributed_c10d import Store
 
 from tenure import _C
 from tenure.inspect.coordinates import coordinates
@@ -162,6 +163,7 @@ def run(
     world: World,
     failed: Callable[[BaseException], None] | None = None,
     remark: Callable[[str], None] = say,
+    store: Store | None = None,
 ) -> signal.Signals | None:
     """Trains, as this rank's part. All ranks call it.
 
@@ -171,6 +173,7 @@ def run(
         failed: Called first with what ends the run early, before anything is put in order, which
             may wait for other ranks.
         remark: Called with what the user is to know besides, in one line, while it goes on.
+        store: Where all ranks have met; None: they have not.
 
     Returns:
         None: all steps were done. Else the signal that asked it to stop.
@@ -178,7 +181,7 @@ def run(
     folder = Folder(plan.out)
     device = _own_device(plan, world)
     with ExitStack() as at_end:
-        groups = at_end.enter_context(connected(plan, world, device))
+        groups = at_end.enter_context(connected(plan, world, device, store))
         coordinates(stage=world.rank // plan.dp, dp=world.rank % plan.dp)
         alerts: deque[str] = deque()
         monitor = _monitor(plan, folder, alerts)

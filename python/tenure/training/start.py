@@ -8,13 +8,15 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 import typer
+from torch._C._distributed_c10d import Store
 
-from tenure.errors import InputError
+from tenure.errors import CollectiveError
 from tenure.inspect.options import say
 from tenure.training import failures, rank
 from tenure.training.changes import changes
 from tenure.training.flags import Flags
 from tenure.training.folder import Folder
+from tenure.training.meeting import Meeting
 from tenure.training.metrics import Log
 from tenure.training.plan import Plan
 from tenure.training.planning import World, plan_of, started_world
@@ -32,23 +34,24 @@ def train(flags: Flags) -> None:
     """
     world = started_world()
     speaks = world is None or world.rank == 0
+    meeting = Meeting(world, flags)
     with ExitStack() as at_end:
         try:
-            plan = plan_of(flags, world)
-            folder = Folder(plan.out)
-            if speaks:
-                folder.check(plan, overwrite=flags.overwrite)
-            plan.job(torch.device("cpu")).check(plan.ranks)
-            if speaks:
-                changed = _changed(plan, folder)
-                at_end.enter_context(folder.claim(plan, overwrite=flags.overwrite))
-                _remark(changed, folder)
-        except InputError:
-            # A file may be missing on one machine only, so the first rank of each says it.
-            if world is None or world.local_rank == 0:
-                raise
-            raise typer.Exit(2) from None
-        code = _run(plan, world)
+            with meeting.together("flags"):
+                plan = plan_of(flags, world)
+                folder = Folder(plan.out)
+                if speaks:
+                    folder.check(plan, overwrite=flags.overwrite)
+                plan.job(torch.device("cpu")).check(plan.ranks)
+            with meeting.together("folder"):
+                if speaks:
+                    changed = _changed(plan, folder)
+                    at_end.enter_context(folder.claim(plan, overwrite=flags.overwrite))
+                    _remark(changed, folder)
+        except CollectiveError as error:
+            say(str(error))
+            raise typer.Exit(1) from None
+        code = _run(plan, world, meeting.store)
     if code:
         raise typer.Exit(code)
 
@@ -65,21 +68,21 @@ def _remark(text: str, folder: Folder) -> None:
         say(text)
 
 
-def _run(plan: Plan, world: World | None) -> int:
+def _run(plan: Plan, world: World | None, store: Store | None) -> int:
     """Returns the exit status of the command."""
     if world is not None or plan.ranks == 1:
-        return _run_here(plan, world)
+        return _run_here(plan, world, store)
     from tenure.training.launch import launch
 
     return launch(plan)
 
 
-def _run_here(plan: Plan, world: World | None) -> int:
+def _run_here(plan: Plan, world: World | None, store: Store | None) -> int:
     """Runs this process's rank: the only one, or one of those that a launcher has started."""
     folder = Folder(plan.out)
     try:
         with _terminable(world):
-            asked = rank.run(plan, world or World())
+            asked = rank.run(plan, world or World(), store=store)
     except KeyboardInterrupt:
         return tell_stopped(plan, signal.SIGINT)
     except _Terminated:
@@ -89,7 +92,8 @@ def _run_here(plan: Plan, world: World | None) -> int:
         Log(folder.log)(failure.trace)
         number = f"rank {world.rank} failed: " if world and failure.kind != "input" else ""
         return tell_failure(plan, number + failure.text, failure.kind, world.rank if world else 0)
-    folder.tidy()
+    if world is None or world.rank == 0:  # others would find that it is going
+        folder.tidy()
     return tell_stopped(plan, asked) if asked else 0
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -235,6 +236,69 @@ def test_torchrun_is_joined_and_ranks_may_change(whole: tuple[Path, str], tmp_pa
     assert sorted(records(out, "step")) == list(range(1, 65))
     assert losses(out)[-1] < 3.7
     assert "not watched" in shown
+
+
+def joined(out: Path, *flags: list[str]) -> list[tuple[int, str]]:
+    """Ranks that each have flags of their own: how each ended, and what it said on stderr."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    ranks = []
+    for rank, mine in enumerate(flags):
+        place = {"RANK": rank, "WORLD_SIZE": len(flags), "LOCAL_RANK": rank, "MASTER_PORT": port}
+        world = {name: str(value) for name, value in place.items()}
+        ranks.append(
+            Forked(
+                [*TENURE, "train", "--out", out, *SIZE, *SHORT, "--evaluate-every", "0", *mine],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=out.parent,
+                env=os.environ | world | {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"},
+            )
+        )
+    return [(rank.wait(timeout=60), rank.communicate()[1]) for rank in ranks]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            [["--pp", "2"], ["--pp", "1", "--strict"]],
+            "rank 1 was given --pp 1, and rank 0 --pp 2: give all ranks the same flags",
+        ),
+        (
+            [["--zero", "3"], ["--zero", "3"], ["--no-strict", "--seed", "1"], ["--clip", "2"]],
+            "rank 2 was given --seed 1 --zero 0 --no-strict, and rank 0 --seed 0 --zero 3 --strict",
+        ),
+        ([["--pp", "2"], ["--pp", "3"]], "rank 1 was given --pp 3, and rank 0 --pp 2"),
+        ([["--data", "a file"], []], "rank 1 was given no --data, and rank 0 --data 'a file'"),
+        ([["--pp", "2", "--zero", "7"]] * 2, "--zero is 0"),
+    ],
+)
+def test_ranks_that_are_told_otherwise_end_at_once(
+    flags: list[list[str]], said: str, tmp_path: Path
+) -> None:
+    """Without waiting for the timeout, and before anything is written."""
+    (code, told), *others = joined(tmp_path / "run", *flags)
+    assert code == 2
+    assert told.startswith(f"tenure: {said}")
+    assert told.count("\n") == 1
+    assert others == [(2, "")] * len(others)
+    assert not (tmp_path / "run").exists()
+
+
+def test_when_one_rank_cannot_begin_none_does(tmp_path: Path) -> None:
+    """What rank 0 alone finds out, all hear of; and nothing is removed meanwhile."""
+    same = ["--pp", "2", "--steps", "2"]
+    assert joined(tmp_path / "run", same, same) == [(0, ""), (0, "")]
+    (code, told), other = joined(tmp_path / "run", same, same)
+    assert code == 2
+    assert "has a run in it, up to step 2" in told
+    assert other == (2, "")
+    anew = [*same, "--overwrite"]
+    (code, _), other = joined(tmp_path / "run", anew, [*anew, "--pp", "1"])
+    assert (code, other[0]) == (2, 2)
+    assert (tmp_path / "run" / "checkpoints" / "step-000002").exists()
 
 
 def test_ranks_start_again_by_themselves(tmp_path: Path) -> None:
