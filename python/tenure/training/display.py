@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -17,9 +17,19 @@ from tenure.inspect.verdicts import shown_path
 from tenure.inspect.words import many, plain
 from tenure.training.plan import Plan
 
-__all__ = ["Display", "Terminal", "figures", "introduction", "memory_text", "sample_text"]
+__all__ = [
+    "Display",
+    "Terminal",
+    "figures",
+    "introduction",
+    "memory_lines",
+    "memory_text",
+    "sample_text",
+    "speed_text",
+]
 
 Report = Mapping[str, Any]
+_MOST_LINES = 8
 
 
 class Terminal(Console):
@@ -55,6 +65,19 @@ class Terminal(Console):
         self.quiet = True
 
 
+class _Bar(Progress):
+    """A bar, and below it a line a rank."""
+
+    ranks: Sequence[Mapping[str, Any]] = ()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """What rich draws."""
+        yield from super().get_renderables()
+        if self.ranks:
+            told = "\n".join(memory_lines(self.ranks))
+            yield Text(told, no_wrap=True, overflow="ellipsis")
+
+
 class Display:
     """Speaks for all ranks, on rank 0."""
 
@@ -63,7 +86,7 @@ class Display:
         self._plan = plan
         self._console = console
         self._every = max(plan.steps // 10, 1)
-        self._bar: Progress | None = None
+        self._bar: _Bar | None = None
 
     def begin(self, parameters: int, begin_step: int) -> None:
         """Says what is trained, and starts the bar."""
@@ -77,7 +100,7 @@ class Display:
             TimeRemainingColumn(compact=True),
             TextColumn("{task.description}"),
         )
-        self._bar = Progress(*columns, console=self._console)
+        self._bar = _Bar(*columns, console=self._console)
         self._task = self._bar.add_task("", total=self._plan.steps, completed=begin_step)
         self._bar.start()
 
@@ -95,7 +118,8 @@ class Display:
         """A step has ended."""
         step, steps = report["step"], report["steps"]
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, description=figures(report))
+            self._bar.ranks = report["ranks"]
+            self._bar.update(self._task, completed=step, description=speed_text(report))
         elif step == 1 or step % self._every == 0 or step == steps:
             self.say(f"step {step}/{steps}  {figures(report)}")
 
@@ -142,26 +166,52 @@ def _ranks_text(plan: Plan) -> str:
 
 def figures(report: Report) -> str:
     """Loss, speed, and the rank that is nearest to its bound."""
+    return f"{speed_text(report)}  {memory_text(report['ranks'])}"
+
+
+def speed_text(report: Report) -> str:
+    """Loss and speed."""
     speed = report["tokens"] / max(report["seconds"], 1e-9)
-    return f"loss {report['loss']:.3f}  {speed:,.0f} tokens/s  {memory_text(report['ranks'])}"
+    return f"loss {report['loss']:.3f}  {speed:,.0f} tokens/s"
 
 
 def memory_text(ranks: Sequence[Mapping[str, Any]]) -> str:
     """What the rank nearest to its bound has, and the bound; without one, the largest RSS."""
-    known = [
-        rank for rank in ranks if rank["activations"] is not None and rank["activations_bound"]
-    ]
-    if known:
-        worst = max(known, key=lambda rank: rank["activations"] / rank["activations_bound"])
-        return (
-            f"activations {_C.bytes_text(worst['activations'])} of "
-            f"{_C.bytes_text(worst['activations_bound'])} (rank {worst['rank']})"
-        )
-    largest = max(ranks, key=lambda rank: rank["rss"])
-    return (
-        f"in flight {largest['in_flight']} of {largest['in_flight_bound']}, "
-        f"RSS {_C.bytes_text(largest['rss'])} (rank {largest['rank']})"
-    )
+    nearest = max(ranks, key=_nearness)
+    told = _activations_text(nearest)
+    if not told:
+        told = f"{_in_flight_text(nearest)}, RSS {_C.bytes_text(nearest['rss'])}"
+    return f"{told} (rank {nearest['rank']})"
+
+
+def memory_lines(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line a rank: what it has, and its bound; of many ranks, those that are nearest to it."""
+    nearest = sorted(ranks, key=_nearness, reverse=True)[:_MOST_LINES]
+    lines = []
+    for rank in sorted(nearest, key=lambda one: one["rank"]):
+        rss = f"RSS {_C.bytes_text(rank['rss'])}"
+        parts = [_in_flight_text(rank), _activations_text(rank), rss]
+        lines.append(f"  rank {rank['rank']}  " + "  ".join(filter(None, parts)))
+    if left := len(ranks) - len(nearest):
+        lines.append(f"  and {left:,} more, further from their bounds")
+    return lines
+
+
+def _nearness(rank: Mapping[str, Any]) -> tuple[float, int]:
+    """To its bound; among ranks of which it is not known, the size."""
+    is_known = rank["activations"] is not None and rank["activations_bound"]
+    return rank["activations"] / rank["activations_bound"] if is_known else -1.0, rank["rss"]
+
+
+def _activations_text(rank: Mapping[str, Any]) -> str:
+    if rank["activations"] is None or not rank["activations_bound"]:
+        return ""
+    has, bound = (_C.bytes_text(rank[key]) for key in ("activations", "activations_bound"))
+    return f"activations {has} of {bound}"
+
+
+def _in_flight_text(rank: Mapping[str, Any]) -> str:
+    return f"in flight {rank['in_flight']} of {rank['in_flight_bound']}"
 
 
 def sample_text(prompt: Sequence[int], tokens: Sequence[int], bytes_as_tokens: bool) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tenure import InputError
 from tenure.training import ending, failures
-from tenure.training.display import Display, introduction, memory_text, sample_text
+from tenure.training.display import Display, introduction, memory_lines, memory_text, sample_text
 from tenure.training.failures import Ended, Failure, first_cause
 from tenure.training.flags import Flags
 from tenure.training.folder import Folder
@@ -72,10 +72,20 @@ def test_elsewhere_than_in_a_terminal_there_are_about_ten_lines() -> None:
 def test_in_a_terminal_there_is_a_bar() -> None:
     display, out = shown(terminal=True)
     display.begin(859_904, 40)
-    display.stepped(report(41))
+    display.stepped(report(41, rank(), rank(1, activations=1 << 10)))
     display.end()
-    assert "41/100" in out.getvalue()
-    assert "loss 2.000" in out.getvalue()
+    bar, first, second = out.getvalue().rpartition("step")[2].splitlines()[:3]
+    assert "41/100" in bar
+    assert "loss 2.000" in bar
+    assert "rank 0  in flight 2 of 2  activations 1.0 MiB of 2.0 MiB" in first
+    assert "rank 1  in flight 2 of 2  activations 1.0 KiB of 2.0 MiB" in second
+
+
+def test_of_many_ranks_those_nearest_to_their_bounds_have_a_line() -> None:
+    ranks = [rank(number, activations=number << 10) for number in range(20)]
+    *lines, rest = memory_lines([*ranks, rank(20, activations=None)])
+    assert [int(line.split()[1]) for line in lines] == list(range(12, 20))
+    assert rest == "  and 13 more, further from their bounds"
 
 
 def test_the_rank_nearest_to_its_bound_is_shown() -> None:
