@@ -1,10 +1,12 @@
 // Shard: the units of a model, for python/tenure/sharding, which knows modules and their hooks.
 #include "bindings.h"
 #include <tenure/core/error.h>
+#include <tenure/shard/course.h>
 #include <tenure/shard/ops.h>
 #include <tenure/shard/sharder.h>
 
 #include <pybind11/chrono.h>
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -60,10 +62,28 @@ void bind_stats(py::module_& m) {
       .def_property_readonly("excess", &shard::Stats::excess);
 }
 
+void bind_course(py::module_& m) {
+  py::class_<shard::Course>(m, "Course")
+      .def(py::init())
+      .def(
+          "gradients",
+          [](const shard::Course& self, const std::vector<at::Tensor>& leaves) {
+            return self.gradients(leaves);
+          },
+          py::arg("leaves"));
+  py::class_<shard::Stretch>(m, "Stretch")
+      .def(py::init())
+      .def("end", &shard::Stretch::end)
+      .def("made", &shard::Stretch::made, py::arg("tensor"))
+      .def("follow", &shard::Stretch::follow, py::arg("course"), py::arg("passed"))
+      .def("forget", &shard::Stretch::forget);
+}
+
 }  // namespace
 
 void bind_shard(py::module_& m) {
   bind_stats(m);
+  bind_course(m);
   py::class_<shard::Reduced>(m, "Reduced")
       .def_readonly("unit", &shard::Reduced::unit)
       .def_readonly("flat", &shard::Reduced::flat)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
+from tenure import _C
 from tenure.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,11 +45,6 @@ def _hook(tensor: Any, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:
     return handle
 
 
-def _metadata(node: Any) -> dict[Any, Any]:
-    found: dict[Any, Any] = node.metadata
-    return found
-
-
 def _require_plain(gradient: torch.Tensor) -> None:
     if gradient.requires_grad:
         raise InputError(
@@ -76,68 +72,43 @@ def keep_out_of_graphs() -> None:
 class _Call:
     """One forward of a unit that a backward may follow.
 
-    Its outputs tell when that begins. Its inputs tell when it is over: what made them runs after
-    all that has read them.
+    Its outputs tell when that begins, the nodes that it has made tell when it is over.
     """
 
-    __slots__ = ("crossed", "entered", "inputs", "unit")
+    __slots__ = ("__weakref__", "entered", "nodes", "passed", "unit")
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
-        self.inputs = 0
+        self.nodes = _C.Stretch()
         self.start_over()
 
     def start_over(self) -> None:
         self.entered = False
-        self.crossed = 0
+        self.passed = False
+        self.nodes.forget()
 
-    def watch_inputs(self, tree: object) -> None:
-        for tensor in _needing_grad(tree):
-            self.inputs += 1
-            if tensor.grad_fn is None:
-                self.unit.model.leaf_hooks.append(_hook(tensor, self._cross))
-            elif (border := _metadata(tensor.grad_fn).get(_Border)) is not None:
-                border.crossed_by.append(self._cross)
-            else:
-                tensor.grad_fn.register_prehook(self._cross)
+    def end(self, left: object) -> None:
+        """The forward is over, and has left these."""
+        self.nodes.end()
+        for tensor in _needing_grad(left):
+            if self.nodes.made(tensor):
+                _hook(tensor, self._enter)
 
-    def watch_outputs(self, tree: object) -> None:
-        for tensor in _needing_grad(tree):
-            border = _Border(self._enter)
-            handle = _hook(tensor, border.cross)
-            if tensor.grad_fn is not None:
-                _metadata(tensor.grad_fn).setdefault(_Border, border)
-            else:
-                self.unit.model.leaf_hooks.append(handle)
-
-    def _enter(self) -> None:
+    def _enter(self, _gradient: torch.Tensor) -> None:
         if not self.entered:
-            self.entered = True
             self.unit.enter_backward(self)
 
-    def _cross(self, _gradients: Any) -> None:
-        if self.entered:
-            self.crossed += 1
-            self.unit.touch()
+    def follow(self, course: _C.Course) -> bool:
+        """Whether the backward runs any of its nodes; if so `passed` is set after the last."""
+        weak = weakref.ref(self)  # the nodes have what they call: a cycle would outlive the model
 
+        def passed() -> None:
+            call = weak()
+            if call is not None:
+                call.passed = True
+                call.unit.touch()
 
-class _Border:
-    """Where a backward goes from units to the one before them.
-
-    It leaves those first, so that no two are gathered because of it. It lies in the metadata of
-    autograd's node and refers to calls, which hold no tensor.
-    """
-
-    __slots__ = ("_enter", "crossed_by")
-
-    def __init__(self, enter: Callable[[], None]) -> None:
-        self._enter = enter
-        self.crossed_by: list[Callable[[Any], None]] = []
-
-    def cross(self, gradient: torch.Tensor) -> None:
-        for leave in self.crossed_by:
-            leave(gradient)
-        self._enter()
+        return self.nodes.follow(course, passed)
 
 
 class _Frame:
@@ -152,11 +123,10 @@ class Unit:
     """A module whose parameters are gathered while it is used.
 
     Note [The last use in backward]
-    Two things must have happened before nothing of a backward reads a unit any more: it has passed
-    the inputs of all calls that it has entered, so that gradients of inputs are done, which read
-    weights; and all gradients of the unit's own parameters have come, which may read weights too
-    (those of a normalised weight do). A parameter that has no part in this backward never gets one:
-    then the end of the whole backward is the last use.
+    Two things must have happened before nothing of a backward reads a unit any more: it has run all
+    nodes that the unit's forwards have made, as far as it runs them (Note [The last reader of a
+    forward] in course.h); and all gradients of the unit's own parameters have come that come in it,
+    for such a gradient may be the parameter itself, and hooks on it may read that.
     """
 
     def __init__(self, number: int, model: Sharded, flats: list[list[nn.Parameter]]) -> None:
@@ -168,8 +138,8 @@ class Unit:
         self._last_hook = -1
         self._calls: list[_Call] = []  # through which a backward runs
         self._backward = -1  # which
-        self._came = 0  # gradients of parameters
-        self._expected = 0
+        self._came = False  # gradients of parameters, since they were added up
+        self._to_come: dict[int, int] = {}  # gradients of parameters, by backward
         # They have hooks that have this: a cycle would outlive the model.
         self._flats = [[weakref.ref(one) for one in flat] for flat in flats]
         self._watched: set[tuple[int, int]] = set()
@@ -177,11 +147,9 @@ class Unit:
 
     def train(self, trained: list[list[bool]]) -> None:
         """Which of the gathered parameters have gradients, by flat."""
-        self._expected = 0
         for flat, index, parameter in self._parameters():
             wanted = trained[flat][index]
             parameter.requires_grad_(wanted)
-            self._expected += wanted
             if wanted and (flat, index) not in self._watched:
                 self._watched.add((flat, index))
                 add: Any = parameter.register_post_accumulate_grad_hook
@@ -189,23 +157,23 @@ class Unit:
 
     def install(self, module: nn.Module) -> None:
         """From now on the module's forward gathers and releases."""
-        module.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
+        module.register_forward_pre_hook(self._before, prepend=True)
         after = module.register_forward_hook(self._after, with_kwargs=True, always_call=True)
         self._last_hook = after.id
 
     # Forward.
 
-    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _before(self, module: nn.Module, _args: Any) -> None:
         if torch.compiler.is_compiling() or self.model.held:
             return  # the graph gathers, or it is gathered
-        self.enter_forward(module, args, kwargs, sys._getframe(1))
+        self.enter_forward(module, sys._getframe(1))
 
-    def _after(self, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+    def _after(self, _module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or self.model.held:
             return
-        self.leave_forward(output)
+        self.leave_forward((output, args, kwargs))
 
-    def enter_forward(self, module: nn.Module, args: Any, kwargs: Any, running: FrameType) -> None:
+    def enter_forward(self, module: nn.Module, running: FrameType) -> None:
         """The module is called, by a frame that runs as long as it does."""
         hooks = module._forward_hooks
         if next(reversed(hooks)) != self._last_hook:
@@ -219,10 +187,9 @@ class Unit:
             frame.entered.append(unit)
         if torch.is_grad_enabled():
             frame.call = _Call(self)
-            frame.call.watch_inputs((args, kwargs))
 
-    def leave_forward(self, output: Any) -> None:
-        """It has returned, or raised."""
+    def leave_forward(self, left: object) -> None:
+        """It has returned, or raised, and left these: what it was given may be its work, too."""
         if not self._frames:
             return  # it was never entered, for what would have did not come that far
         frame = self._frames.pop()
@@ -231,18 +198,28 @@ class Unit:
             for unit in frame.entered:
                 ending.callback(self.model.sharder.leave, unit.number, "forward")
             if frame.call is not None:
-                frame.call.watch_outputs(output)
+                frame.call.end(left)
 
     # Backward.
 
     def enter_backward(self, call: _Call) -> None:
-        """A backward comes to what this call has returned."""
-        self.model.backward_runs()
+        """A backward comes to what this call has left."""
+        course = self.model.backward_runs()
+        if not call.follow(course):
+            return  # it only looks at gradients of these tensors
+        self._await_gradients(course)
         if not self._calls:
             self._backward = current_backward()
             for unit in (*self.needs, self):
                 self.model.sharder.enter(unit.number, "backward")
+        call.entered = True
         self._calls.append(call)
+
+    def _await_gradients(self, course: _C.Course) -> None:
+        number = current_backward()
+        if number not in self._to_come:
+            leaves = [parameter for _, _, parameter in self._parameters()]
+            self._to_come[number] = course.gradients(leaves)
 
     def _taker(self, flat: int, index: int) -> Callable[[torch.Tensor], None]:
         weak = weakref.ref(self)  # a compiled graph has the parameter, and may outlive the model
@@ -261,26 +238,28 @@ class Unit:
     def take(self, flat: int, index: int, gradient: torch.Tensor) -> None:
         """A parameter's gradient has come."""
         _require_plain(gradient)
-        self.model.backward_runs()
+        self._await_gradients(self.model.backward_runs())
         self.model.sharder.take(self.number, flat, index, gradient)
-        self._came += 1
+        self._to_come[current_backward()] -= 1
+        self._came = True
         self.touch()
 
     def touch(self) -> None:
         """Something of a backward has read it; ends its use there, if that was the last."""
         self.model.sharder.touch(self.number)
-        crossed = all(call.crossed >= call.inputs for call in self._calls)
-        if self._calls and crossed and self._came >= self._expected:
+        passed = all(call.passed for call in self._calls)
+        if self._calls and passed and all(left <= 0 for left in self._to_come.values()):
             self._finish()
 
     def end_backward(self, number: int) -> None:
         """That backward is over, whatever it has left out here."""
+        self._to_come.pop(number, None)
         if (self._calls and self._backward == number) or (not self._calls and self._came):
             self._finish()
 
     def _finish(self) -> None:
         calls, self._calls = self._calls, []
-        self._came = 0
+        self._came = False
         if calls:
             for unit in reversed((*self.needs, self)):
                 self.model.sharder.leave(unit.number, "backward")
@@ -318,4 +297,5 @@ class Unit:
         for call in self._calls:
             call.start_over()
         self._calls.clear()
-        self._came = 0
+        self._to_come.clear()
+        self._came = False

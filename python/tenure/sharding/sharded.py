@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import distributed as dist
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from tenure import _C
 from tenure.errors import InputError
@@ -72,11 +71,10 @@ class Sharded(OptimizerState):
         self.number = sharder.number()
         self._left: dict[int, int] = {}
         self._adds_up = True
-        self.leaf_hooks: list[RemovableHandle] = []  # of inputs that no function made
         self._group = group
         self._depth = 0
         self._outermost: FrameType | None = None  # which runs the module that began the pass
-        self._backwards: set[int] = set()
+        self._backwards: dict[int, _C.Course] = {}  # those that run
         # By unit and flat.
         self._pieces: list[list[list[nn.Parameter]]] = []
         self._trained: list[list[list[bool]]] = []
@@ -293,9 +291,6 @@ class Sharded(OptimizerState):
         """A pass is about to begin."""
         self._arrivals.require_none()
         self._follow_freezing()
-        for hook in self.leaf_hooks:
-            hook.remove()
-        self.leaf_hooks.clear()
         if self._backwards:  # one that has never ended
             self._backwards.clear()
             self.sharder.drop_gradients()
@@ -321,20 +316,22 @@ class Sharded(OptimizerState):
                 if unit is not None:
                     unit.train(trained)
 
-    def backward_runs(self) -> None:
-        """Has the end of the backward that runs told, once."""
+    def backward_runs(self) -> _C.Course:
+        """What the backward that runs will do; asked at first, its end is told, too."""
         number = current_backward()
-        if number not in self._backwards:
-            self._backwards.add(number)
+        course = self._backwards.get(number)
+        if course is None:
+            course = self._backwards[number] = _C.Course()
             torch.autograd.Variable._execution_engine.queue_callback(
                 lambda: self._backward_ended(number)
             )
+        return course
 
     def _backward_ended(self, number: int) -> None:
         for unit in self._living():
             unit.end_backward(number)
         self._set_gradients(self.sharder.end_backward(outermost=len(self._backwards) == 1))
-        self._backwards.discard(number)
+        self._backwards.pop(number, None)
 
     def _set_gradients(self, reduced: list[_C.Reduced]) -> None:
         """The mean over ranks is the pieces' gradient."""
