@@ -124,9 +124,10 @@ void bind_shard(py::module_& m) {
       .def(
           "enter",
           [](shard::Sharder& self, uint32_t unit, const std::string& phase) {
-            self.enter(unit, phase_named(phase));
+            return self.enter(unit, phase_named(phase));
           },
           py::arg("unit"), py::arg("phase"), NoGil())
+      .def("require_values", &shard::Sharder::require_values, py::arg("unit"), py::arg("values"))
       .def(
           "leave",
           [](shard::Sharder& self, uint32_t unit, const std::string& phase) {

@@ -128,16 +128,13 @@ at::Tensor Flat::piece_from(size_t index, const at::Tensor& whole) const {
   return part(whole.detach().reshape({-1}), layout_.held(index, rank_)).clone();
 }
 
-uint64_t Flat::writes_to_pieces() const {
+uint64_t Flat::values() const {
   uint64_t out = 0;
   for (const auto& version : piece_versions_) {
     out += version.current_version();
   }
   return out;
 }
-
-void Flat::remember_pieces() { remembered_ = writes_to_pieces(); }
-bool Flat::pieces_written() const { return writes_to_pieces() != remembered_; }
 
 std::vector<at::Tensor> Flat::join(const std::vector<at::Tensor>& pieces,
                                    const Gather& gather) const {
@@ -166,9 +163,14 @@ Pending Flat::gather(Collectives& collectives) {
   const at::NoGradGuard no_grad;
   const auto all = whole();
   refill_storage(all);
+  const bool written = pieces_written();
   for (size_t i = 0; i < versions_.size(); ++i) {
+    if (written) {
+      versions_[i].bump();
+    }
     gathered_at_[i] = versions_[i].current_version();
   }
+  gathered_values_ = values();
   try {
     part(all, layout_.shard(rank_)).copy_(piece(), /*non_blocking=*/true);
     return collectives.gather(all);

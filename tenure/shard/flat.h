@@ -51,16 +51,18 @@ class Flat {
   // Throws InputError for another shape.
   at::Tensor piece_from(size_t index, const at::Tensor& whole) const;
 
-  // Whether somebody has written to the pieces since remember_pieces().
-  void remember_pieces();
-  bool pieces_written() const;
+  // Another number once somebody has written to the pieces.
+  uint64_t values() const;
+  // Whether somebody has since they were gathered.
+  bool pieces_written() const { return values() != gathered_values_; }
 
   // Whole tensors from pieces of the parameters, gathered into memory of their own.
   using Gather = std::function<void(const at::Tensor& whole)>;
   std::vector<at::Tensor> join(const std::vector<at::Tensor>& pieces, const Gather& gather) const;
 
-  // Memory for the whole, and every rank's piece into it. If the collective cannot be started the
-  // memory is given back.
+  // Memory for the whole, and every rank's piece into it. Pieces that were written to since the
+  // last time make it a write to the parameters, for autograd: what it has saved of them is not
+  // what it was. If the collective cannot be started the memory is given back.
   Pending gather(Collectives& collectives);
   // Throws MutationError, once it is released, if a parameter was written to since the gather.
   // Writes through `.data` are not seen: no version counter sees them.
@@ -72,7 +74,6 @@ class Flat {
   at::Tensor view_of(size_t index) const;
   std::string written() const;
   Range in_piece(size_t index) const;
-  uint64_t writes_to_pieces() const;
 
   std::vector<std::string> names_;
   std::vector<std::vector<int64_t>> shapes_;
@@ -81,7 +82,7 @@ class Flat {
   Alias whole_;
   Alias piece_;
   std::vector<c10::VariableVersion> piece_versions_;  // of those that were handed out
-  uint64_t remembered_ = 0;
+  uint64_t gathered_values_ = 0;
   std::vector<c10::VariableVersion> versions_;  // of the parameters that were handed out
   std::vector<uint32_t> gathered_at_;           // what they said when the whole was gathered
 };

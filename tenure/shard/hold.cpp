@@ -18,7 +18,6 @@ void Sharder::hold() {
   agree({0, Phase::hold});
   try {
     for (auto& unit : units_) {
-      check_values(unit, Phase::forward);
       start_gather(unit);
     }
     for (uint32_t i = 0; i < units_.size(); ++i) {

@@ -108,6 +108,7 @@ void Unit::State::before(const std::shared_ptr<Call>& call) {
   const std::lock_guard lock(model->mutex);
   Model::State::backward_runs(model);
   if (call->backward != current_backward()) {
+    model->sharder->require_values(number, call->values);
     call->backward = current_backward();
     call->done = 0;
     model->sharder->enter(number, Phase::backward);
@@ -296,10 +297,11 @@ InUse Unit::use() const {
   model.begin();
   auto state = std::make_unique<InUse::State>();
   state->unit = state_;
+  uint64_t values = 0;
   {
     const std::lock_guard lock(model.mutex);
     try {
-      model.sharder->enter(state_->number, Phase::forward);
+      values = model.sharder->enter(state_->number, Phase::forward);
     } catch (...) {
       --model.depth;
       throw;
@@ -307,6 +309,7 @@ InUse Unit::use() const {
   }
   if (at::GradMode::is_enabled()) {
     auto call = std::make_shared<Call>();
+    call->values = values;
     auto seen = std::make_shared<std::set<const void*>>();
     watched().push_back(
         {[unit = state_.get()](const at::Tensor& tensor) { return unit->has(tensor); },

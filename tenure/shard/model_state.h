@@ -16,6 +16,7 @@ namespace tenure::shard {
 
 // One forward of a unit, and the nodes that may read its parameters in backward.
 struct Call {
+  uint64_t values = 0;  // that the unit had
   size_t nodes = 0;
   size_t done = 0;
   int backward = -1;  // in which it is gathered

@@ -21,6 +21,14 @@ uint64_t Sharder::Unit::bytes() const {
   return out;
 }
 
+uint64_t Sharder::Unit::values() const {
+  uint64_t out = 0;
+  for (const auto& flat : flats) {
+    out += flat.values();
+  }
+  return out;
+}
+
 void Sharder::Unit::become(Life next) {
   if (!may_become(life, next)) {
     throw Error(text("unit '", name, "' is ", shard::name_of(life), " and cannot become ",
@@ -167,15 +175,15 @@ void Sharder::abandon(Unit& unit) {
   }
 }
 
-void Sharder::enter(uint32_t number, Phase phase) {
+uint64_t Sharder::enter(uint32_t number, Phase phase) {
   const std::lock_guard lock(mutex_);
   auto& unit = units_.at(number);
+  const auto values = unit.values();
   if (held_ || (unit.stay == Stay::whole_pass && unit.users != 0)) {
     ++unit.users;
-    return;
+    return values;
   }
   agree({number, phase});
-  check_values(unit, phase);
   if (unit.life == Life::gathering) {
     ++unit.stats.ahead;
   } else if (unit.life != Life::ready) {
@@ -186,19 +194,20 @@ void Sharder::enter(uint32_t number, Phase phase) {
   }
   begin_use(unit);
   prefetch();
+  return values;
 }
 
-// A backward with other values than its forward had would give wrong gradients without a word.
-void Sharder::check_values(Unit& unit, Phase phase) {
-  for (auto& flat : unit.flats) {
-    if (phase == Phase::forward) {
-      flat.remember_pieces();
-    } else if (flat.pieces_written()) {
-      throw MutationError(text("the parameters of unit '", unit.name,
-                               "' were written to between a forward and its backward, by an "
-                               "optimizer's step, say: run backward before it"));
-    }
+void Sharder::require_values(uint32_t number, uint64_t values) const {
+  const std::lock_guard lock(mutex_);
+  if (const auto& unit = units_.at(number); unit.values() != values) {
+    throw written_too_early(unit);
   }
+}
+
+MutationError Sharder::written_too_early(const Unit& unit) {
+  return MutationError(text("the parameters of unit '", unit.name,
+                            "' were written to between a forward and its backward, by an "
+                            "optimizer's step, say: run backward before it"));
 }
 
 void Sharder::begin_use(Unit& unit) {
@@ -216,7 +225,10 @@ void Sharder::gather(uint32_t number, Phase phase) {
     return;
   }
   agree({number, phase});
-  check_values(unit, phase);
+  // What autograd saved of a forward before the last one knows by itself.
+  if (phase == Phase::backward && std::ranges::any_of(unit.flats, &Flat::pieces_written)) {
+    throw written_too_early(unit);
+  }
   if (unit.life != Life::gathering && unit.life != Life::ready) {
     start_gather(unit);
   }

@@ -4,6 +4,7 @@
 // waits, waits without Python's lock.
 #pragma once
 
+#include <tenure/core/error.h>
 #include <tenure/shard/agreement.h>
 #include <tenure/shard/flat.h>
 #include <tenure/shard/gradients.h>
@@ -44,8 +45,12 @@ class Sharder {
   // A new pass begins: what an interrupted one left behind goes.
   void begin_pass();
 
-  // The unit is needed now. It is ready when this returns, until as many calls of leave().
-  void enter(uint32_t number, Phase phase);
+  // The unit is needed now. It is ready when this returns, until as many calls of leave(). Returns
+  // which values it has: another number once its pieces were written to.
+  uint64_t enter(uint32_t number, Phase phase);
+  // For a backward of a forward that had these. Throws MutationError if the pieces were written to
+  // since: gradients would be wrong.
+  void require_values(uint32_t number, uint64_t values) const;
   // A use is over; the last one releases the unit.
   void leave(uint32_t number, Phase phase);
 
@@ -104,6 +109,7 @@ class Sharder {
     UnitStats stats;
 
     uint64_t bytes() const;
+    uint64_t values() const;
     void become(Life next);
   };
   // Gradients that are being added up.
@@ -114,10 +120,10 @@ class Sharder {
     std::vector<bool> came;
   };
 
+  static MutationError written_too_early(const Unit& unit);
   void start_pass();
   void start_gather(Unit& unit);
   void begin_use(Unit& unit);
-  void check_values(Unit& unit, Phase phase);
   void share_came();
   void start_sums(uint32_t number);
   void finish_gather(Unit& unit, Use use);

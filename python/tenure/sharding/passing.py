@@ -75,10 +75,12 @@ class _Call:
     Its outputs tell when that begins, the nodes that it has made tell when it is over.
     """
 
-    __slots__ = ("__weakref__", "entered", "nodes", "passed", "unit")
+    __slots__ = ("__weakref__", "entered", "nodes", "passed", "unit", "values")
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: Unit, values: list[tuple[int, int]]) -> None:
+        """Which values there were: the units' numbers, and what `Sharder.enter()` said."""
         self.unit = unit
+        self.values = values
         self.nodes = _C.Stretch()
         self.start_over()
 
@@ -116,6 +118,7 @@ class _Frame:
 
     def __init__(self) -> None:
         self.entered: list[Unit] = []
+        self.values: list[tuple[int, int]] = []
         self.call: _Call | None = None
 
 
@@ -183,10 +186,11 @@ class Unit:
         frame = _Frame()
         self._frames.append(frame)
         for unit in (*self.needs, self):
-            self.model.sharder.enter(unit.number, "forward")
+            values = self.model.sharder.enter(unit.number, "forward")
             frame.entered.append(unit)
+            frame.values.append((unit.number, values))
         if torch.is_grad_enabled():
-            frame.call = _Call(self)
+            frame.call = _Call(self, frame.values)
 
     def leave_forward(self, left: object) -> None:
         """It has returned, or raised, and left these: what it was given may be its work, too."""
@@ -207,6 +211,8 @@ class Unit:
         course = self.model.backward_runs()
         if not call.follow(course):
             return  # it only looks at gradients of these tensors
+        for number, values in call.values:
+            self.model.sharder.require_values(number, values)
         self._await_gradients(course)
         if not self._calls:
             self._backward = current_backward()
