@@ -119,6 +119,12 @@ at::Tensor Flat::piece_of(size_t index) {
   return out;
 }
 
+bool Flat::is_piece_of(size_t index, const at::Tensor& tensor) const {
+  const auto own = part(piece(), in_piece(index));
+  return tensor.is_alias_of(own) && tensor.storage_offset() == own.storage_offset() &&
+         tensor.sizes() == own.sizes();
+}
+
 at::Tensor Flat::piece_from(size_t index, const at::Tensor& whole) const {
   if (whole.sizes() != at::IntArrayRef(shapes_.at(index))) {
     throw InputError(text("'", names_[index], "' has the shape ", at::IntArrayRef(shapes_[index]),

@@ -47,6 +47,8 @@ class Flat {
   // This rank's piece of all, and of one parameter: one dimension, perhaps no element.
   at::Tensor piece() const { return piece_.tensor(); }
   at::Tensor piece_of(size_t index);
+  // Whether the tensor still is that, and not on other memory: by set_data().
+  bool is_piece_of(size_t index, const at::Tensor& tensor) const;
   // Of a whole tensor in the parameter's shape what this rank's piece has, in memory of its own.
   // Throws InputError for another shape.
   at::Tensor piece_from(size_t index, const at::Tensor& whole) const;

@@ -37,6 +37,7 @@ Held Model::hold() {
   if (state_->depth != 0 || compat::in_backward()) {
     throw InputError("a model cannot be held while one of its units is in use");
   }
+  state_->require_pieces();
   state_->forget_backwards();
   state_->sharder->hold();
   state_->held = true;

@@ -50,10 +50,12 @@ std::vector<std::shared_ptr<Unit::State>> Model::State::living() const {
 
 void Model::State::begin() {
   const std::lock_guard lock(mutex);
-  if (depth++ == 0 && !compat::in_backward()) {
+  if (depth == 0 && !compat::in_backward()) {
+    require_pieces();
     forget_backwards();
     sharder->begin_pass();
   }
+  ++depth;
 }
 
 void Model::State::forget_backwards() {

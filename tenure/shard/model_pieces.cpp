@@ -1,5 +1,6 @@
 // What a model of C++ says of its pieces, and whole tensors from them.
 #include <tenure/core/error.h>
+#include <tenure/core/text.h>
 #include <tenure/shard/model_state.h>
 
 #include <ATen/core/grad_mode.h>
@@ -11,6 +12,18 @@
 namespace tenure::shard {
 
 std::vector<at::Tensor> Model::pieces() const { return state_->pieces; }
+
+void Model::State::require_pieces() const {
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const auto& [unit, flat, index] = places[i];
+    const auto& of = sharder->flat(unit, flat);
+    if (!of.is_piece_of(index, pieces[i])) {
+      throw InputError(text("the piece of '", of.names()[index],
+                            "' has got another tensor (set_data()), which the model would not "
+                            "compute with: write into the piece itself, with copy_()"));
+    }
+  }
+}
 
 double Model::gradient_norm() const {
   const at::NoGradGuard no_grad;

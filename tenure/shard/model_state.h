@@ -68,6 +68,8 @@ struct Model::State {
 
   std::vector<std::shared_ptr<Unit::State>> living() const;
   void begin();
+  // Throws InputError for a piece that is not gathered any more.
+  void require_pieces() const;
   // What a backward that has never ended left behind goes.
   void forget_backwards();
   static void backward_runs(const std::shared_ptr<State>& self);

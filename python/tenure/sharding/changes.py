@@ -1,4 +1,4 @@
-"""What a program does to a model that is sharded already: it moves it, or adds parameters."""
+"""What a program does to a model that is sharded: it moves it or a piece, or adds parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.modules import module as hooks
 from tenure.errors import InputError
 from tenure.sharding.choosing import Home, Member
 
-__all__ = ["Arrivals", "refuse_moves"]
+__all__ = ["Arrivals", "Memory", "refuse_moves"]
 
 
 def refuse_moves(module: nn.Module) -> None:
@@ -44,6 +44,39 @@ def _is_same(piece: torch.Tensor, changed: torch.Tensor) -> bool:
         changed.dtype,
         changed.data_ptr(),
     )
+
+
+class Memory:
+    """Where pieces are: what is gathered is there, whatever tensor a piece is given."""
+
+    def __init__(self) -> None:
+        """Of no piece."""
+        self._names: list[str] = []
+        self._pieces: list[nn.Parameter] = []
+        self._known: list[tuple[int, int]] = []
+
+    def watch(self, names: list[str], pieces: list[nn.Parameter]) -> None:
+        """These too, from now on."""
+        self._names += names
+        self._pieces += pieces
+        self._known += _places(pieces)
+
+    def require(self) -> None:
+        """Raises InputError if a piece is elsewhere: by `.data =`."""
+        now = _places(self._pieces)
+        if now == self._known:
+            return
+        told = zip(self._names, now, self._known, strict=True)
+        names = [name for name, one, known in told if one != known]
+        raise InputError(
+            f"{', '.join(names[:4])}: the piece that model.parameters() gives has got another "
+            "tensor (`.data =`), which the model would not compute with: write into the piece "
+            "itself, under torch.no_grad() with copy_()"
+        )
+
+
+def _places(pieces: list[nn.Parameter]) -> list[tuple[int, int]]:
+    return [(piece.data_ptr(), piece.numel()) for piece in pieces]
 
 
 class Arrivals:

@@ -16,7 +16,7 @@ from torch import nn
 
 from tenure import _C
 from tenure.errors import InputError
-from tenure.sharding.changes import Arrivals, refuse_moves
+from tenure.sharding.changes import Arrivals, Memory, refuse_moves
 from tenure.sharding.choosing import Choice, Member, check, device_of
 from tenure.sharding.gradients import Group, Piece, accumulate
 from tenure.sharding.identity import identify, identity_of
@@ -72,6 +72,7 @@ class Sharded(OptimizerState):
         self._left: dict[int, int] = {}
         self._adds_up = True
         self._group = group
+        self._memory = Memory()
         self._depth = 0
         self._outermost: FrameType | None = None  # which runs the module that began the pass
         self._backwards: dict[int, _C.Course] = {}  # those that run
@@ -112,6 +113,8 @@ class Sharded(OptimizerState):
             whole.append([gathered for gathered, _ in both])
             pieces.append([piece for _, piece in both])
         self._pieces.append(pieces)
+        for flat, group in zip(pieces, groups, strict=True):
+            self._memory.watch([member.name for member in group], flat)
         self._trained.append([[piece.requires_grad for piece in flat] for flat in pieces])
         self._names.append([[member.name for member in group] for group in groups])
         identify(self, number, whole)
@@ -290,6 +293,7 @@ class Sharded(OptimizerState):
     def _prepare(self) -> None:
         """A pass is about to begin."""
         self._arrivals.require_none()
+        self._memory.require()
         self._follow_freezing()
         if self._backwards:  # one that has never ended
             self._backwards.clear()

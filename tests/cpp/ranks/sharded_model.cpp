@@ -116,4 +116,10 @@ void misuse_sharded(const Group& group, const Group& side, const Store& store) {
   const auto leaf = at::randn({3}).requires_grad_();
   TORCH_CHECK(throws([&] { model.unit("unit", {{"made", leaf * 2}}); }), "not a leaf");
   step(net, model.pieces(), rank, 0);
+  auto piece = model.pieces().front();
+  const auto before = piece.detach();
+  piece.set_data(at::zeros_like(before));
+  TORCH_CHECK(throws([&] { net.loss(batch(rank, 0)); }), "a piece's other tensor is not read");
+  piece.set_data(before);
+  step(net, model.pieces(), rank, 0);
 }

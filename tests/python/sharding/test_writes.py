@@ -86,8 +86,33 @@ def hooks_of_others(rank: int, _world: int) -> None:
         loss.backward()
 
 
+def to_other_memory(rank: int, _world: int) -> None:
+    """What a piece is given by `.data =` would not be gathered."""
+    model = tenure.shard(Net())
+    piece = model.blocks[1]._parameters["scale" if rank == 0 else "none"]
+    for other in (
+        lambda old: old + 1,
+        lambda old: old.double(),
+        lambda old: torch.cat([old, old, torch.ones(1)]),
+    ):
+        before = piece.data
+        piece.data = other(before)
+        if piece.numel() == 0:
+            piece.data = torch.ones(1)  # there is nothing that could be another
+        with pytest.raises(tenure.InputError, match=r"blocks\.1\.(scale|none): .*copy_"):
+            loss_of(model, batch_of(rank, 0))
+        with pytest.raises(tenure.InputError, match="copy_"), model.tenure.hold():
+            pass
+        piece.data = before
+        loss_of(model, batch_of(rank, 0)).backward()
+    vector = torch.full((sum(p.numel() for p in model.parameters()),), 0.5)
+    nn.utils.vector_to_parameters(vector, model.parameters())
+    with pytest.raises(tenure.InputError, match="copy_"):
+        loss_of(model, batch_of(rank, 0))
+
+
 def all_cases(rank: int, world: int) -> None:
-    for case in (with_other_values, in_compiled_graphs, hooks_of_others):
+    for case in (with_other_values, in_compiled_graphs, hooks_of_others, to_other_memory):
         case(rank, world)
 
 
