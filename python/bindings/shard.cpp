@@ -145,6 +145,7 @@ void bind_shard(py::module_& m) {
           py::arg("unit"), py::arg("flat"), py::arg("parameter"), py::arg("gradient"), NoGil())
       .def("add_up", &shard::Sharder::add_up, py::arg("unit"), NoGil())
       .def("put_off_sums", &shard::Sharder::put_off_sums, py::arg("off"), NoGil())
+      .def("drop_put_off", &shard::Sharder::drop_put_off, NoGil())
       .def("drop_gradients", &shard::Sharder::drop_gradients, NoGil())
       .def(
           "end_backward",

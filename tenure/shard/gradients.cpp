@@ -21,13 +21,24 @@ at::Tensor Gradients::all(const Layout& layout) {
   return all_.tensor();
 }
 
+// One parameter's, in one dimension. REQUIRES: it came.
+at::Tensor Gradients::one(const Layout& layout, size_t parameter) const {
+  const auto& kept = kept_[parameter];
+  return kept.defined() ? kept.tensor().view({-1})
+                        : part(all_.tensor(), layout.parameters[parameter]);
+}
+
+void Gradients::begin(const Layout& layout, c10::TensorOptions options, OwnerId owner) {
+  options_ = options;
+  owner_ = owner;
+  came_.resize(layout.parameters.size());
+  kept_.resize(came_.size());
+}
+
 void Gradients::take(const Layout& layout, size_t parameter, const at::Tensor& gradient,
                      Memory memory, std::optional<c10::ScalarType> type, OwnerId owner) {
   if (came_.empty()) {
-    options_ = gradient.options().dtype(type.value_or(gradient.scalar_type()));
-    owner_ = owner;
-    came_.resize(layout.parameters.size());
-    kept_.resize(came_.size());
+    begin(layout, gradient.options().dtype(type.value_or(gradient.scalar_type())), owner);
   }
   const bool came = came_.at(parameter);
   came_[parameter] = true;
@@ -57,7 +68,11 @@ void Gradients::take(const Layout& layout, size_t parameter, const at::Tensor& g
   }
 }
 
-std::pair<at::Tensor, std::vector<bool>> Gradients::hand_over(const Layout& layout) {
+std::pair<at::Tensor, std::vector<bool>> Gradients::hand_over(const Layout& layout,
+                                                              const Gradients& before) {
+  if (empty()) {
+    begin(layout, before.options_, before.owner_);
+  }
   auto all = this->all(layout);
   for (size_t i = 0; i < kept_.size(); ++i) {
     if (const auto kept = std::exchange(kept_[i], {}); kept.defined()) {
@@ -72,6 +87,12 @@ std::pair<at::Tensor, std::vector<bool>> Gradients::hand_over(const Layout& layo
     }
   }
   part(all, {filled, layout.size - filled}).zero_();
+  for (size_t i = 0; i < before.came_.size(); ++i) {
+    if (before.came_[i]) {
+      part(all, layout.parameters[i]).add_(before.one(layout, i));
+      came_[i] = true;
+    }
+  }
   auto came = std::exchange(came_, {});
   drop();
   return {std::move(all), std::move(came)};

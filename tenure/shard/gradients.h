@@ -31,12 +31,15 @@ class Gradients {
             std::optional<c10::ScalarType> type, OwnerId owner);
 
   bool empty() const { return came_.empty(); }
-  // All of them, zero for parameters that had none, and which had one. Empty afterwards.
-  std::pair<at::Tensor, std::vector<bool>> hand_over(const Layout& layout);
+  // All of them with those of `before`, zero for parameters that had none, and which had one. Empty
+  // afterwards; `before` is as it was.
+  std::pair<at::Tensor, std::vector<bool>> hand_over(const Layout& layout, const Gradients& before);
   void drop() { *this = {}; }
 
  private:
+  void begin(const Layout& layout, c10::TensorOptions options, OwnerId owner);
   at::Tensor all(const Layout& layout);
+  at::Tensor one(const Layout& layout, size_t parameter) const;
 
   c10::TensorOptions options_;  // of all of them together
   OwnerId owner_{};

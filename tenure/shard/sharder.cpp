@@ -29,6 +29,12 @@ uint64_t Sharder::Unit::values() const {
   return out;
 }
 
+bool Sharder::Unit::has_gradients() const {
+  const auto some = [](const Gradients& one) { return !one.empty(); };
+  return std::ranges::any_of(gradients, some) ||
+         (!adds_put_off && std::ranges::any_of(put_off, some));
+}
+
 void Sharder::Unit::become(Life next) {
   if (!may_become(life, next)) {
     throw Error(text("unit '", name, "' is ", shard::name_of(life), " and cannot become ",
@@ -57,6 +63,7 @@ uint32_t Sharder::add(const std::string& name, const std::vector<std::vector<std
     unit.flats.emplace_back(name, names[i], values[i], gathered, options_.pieces, collectives_);
   }
   unit.gradients.resize(unit.flats.size());
+  unit.put_off.resize(unit.flats.size());
   unit.stats.name = name;
   unit.stats.bytes = unit.bytes();
   units_.push_back(std::move(unit));
@@ -318,12 +325,12 @@ void Sharder::take(uint32_t number, uint32_t index, size_t parameter, const at::
   const std::lock_guard lock(mutex_);
   const at::NoGradGuard no_grad;
   auto& unit = units_.at(number);
-  if (unit.gradients.at(index).empty()) {
+  auto& to = (sums_off_ ? unit.put_off : unit.gradients).at(index);
+  if (to.empty()) {
     finish_sums();  // before memory for more: by now the last one is done, or nearly
   }
   const auto owner = intern_owner(OwnerKind::gradient, fitting(unit.name));
-  unit.gradients.at(index).take(unit.flats[index].layout(), parameter, gradient, memory,
-                                options_.reduced, owner);
+  to.take(unit.flats[index].layout(), parameter, gradient, memory, options_.reduced, owner);
 }
 
 void Sharder::put_off_sums(bool off) {
@@ -339,18 +346,20 @@ void Sharder::add_up(uint32_t number) {
 void Sharder::start_sums(uint32_t number) {
   const at::NoGradGuard no_grad;
   auto& unit = units_.at(number);
-  const auto empty = [](const Gradients& gradients) { return gradients.empty(); };
-  if (sums_off_ || held_ || std::ranges::all_of(unit.gradients, empty)) {
+  if (sums_off_ || held_ || !unit.has_gradients()) {
     return;
   }
   agree({number, Phase::reduce});
   ++unit.stats.reduces;
   finish_sums();  // one unit at a time, so that no more than that is held for it
+  const Gradients none;
+  const bool again = std::exchange(unit.adds_put_off, true);
   for (uint32_t i = 0; i < unit.flats.size(); ++i) {
-    if (unit.gradients[i].empty()) {
+    const auto& before = again ? none : unit.put_off[i];
+    if (unit.gradients[i].empty() && before.empty()) {
       continue;
     }
-    auto [all, came] = unit.gradients[i].hand_over(unit.flats[i].layout());
+    auto [all, came] = unit.gradients[i].hand_over(unit.flats[i].layout(), before);
     current_.reduced_bytes += all.nbytes();
     if (all.scalar_type() == at::kHalf) {  // whose sum could be more than it can hold
       all.div_(static_cast<double>(collectives_.ranks() * collectives_.replicas()));
@@ -392,6 +401,9 @@ std::vector<Reduced> Sharder::end_backward(Backward which) {
     fence.wait();
   }
   for (auto& unit : units_) {
+    if (std::exchange(unit.adds_put_off, false)) {
+      std::ranges::for_each(unit.put_off, &Gradients::drop);
+    }
     if (unit.stay == Stay::whole_pass && unit.users == 1) {
       unit.users = 0;
       stop_using(unit);
@@ -409,6 +421,14 @@ void Sharder::drop_gradients() {
 void Sharder::drop_all_gradients() {
   for (auto& unit : units_) {
     std::ranges::for_each(unit.gradients, &Gradients::drop);
+    unit.adds_put_off = false;
+  }
+}
+
+void Sharder::drop_put_off() {
+  const std::lock_guard lock(mutex_);
+  for (auto& unit : units_) {
+    std::ranges::for_each(unit.put_off, &Gradients::drop);
   }
 }
 

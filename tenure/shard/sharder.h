@@ -77,12 +77,15 @@ class Sharder {
   // Starts adding up over ranks what has come for the unit, unless that is put off; nothing came:
   // nothing happens.
   void add_up(uint32_t number);
-  // While it is put off, gradients stay whole on each rank.
+  // While it is put off, gradients stay whole on each rank, until a backward has added them up over
+  // ranks with its own.
   void put_off_sums(bool off);
+  // What was put off goes.
+  void drop_put_off();
   // A backward is over: waits for its sums, and for those of units that still have gradients,
   // unless another backward is around this one. In a hold nothing happens.
   std::vector<Reduced> end_backward(Backward which = Backward::outermost);
-  // A backward was given up: what came of its gradients goes.
+  // A backward was given up: what came of its gradients goes, unless it was put off.
   void drop_gradients();
 
   // Whole tensors from pieces of any kind: values, gradients, what an optimizer has. One for each
@@ -102,7 +105,9 @@ class Sharder {
     Stay stay = Stay::while_used;
     Life life = Life::sharded;
     uint32_t users = 0;
-    std::vector<Gradients> gradients;  // by flat
+    std::vector<Gradients> gradients;  // by flat, of the backward that runs
+    std::vector<Gradients> put_off;    // by flat
+    bool adds_put_off = false;         // the backward that runs has, which may still fail
     std::vector<Pending> gathering;    // by flat, as far as they were begun
     uint64_t gather_began = 0;         // ticks
     uint64_t last_use = 0;             // ticks
@@ -110,6 +115,7 @@ class Sharder {
 
     uint64_t bytes() const;
     uint64_t values() const;
+    bool has_gradients() const;
     void become(Life next);
   };
   // Gradients that are being added up.

@@ -182,7 +182,11 @@ class Sharded(OptimizerState):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backwards in here keep whole gradients; the first one after adds them all up."""
+        """Backwards in here keep whole gradients; the first one after adds them all up.
+
+        They are kept until one has: a backward that fails in here leaves what it has added to
+        them, as in a plain model, and one that fails after leaves them as they were.
+        """
         before, self._adds_up = self._adds_up, False
         self.sharder.put_off_sums(True)
         try:
@@ -190,6 +194,10 @@ class Sharded(OptimizerState):
         finally:
             self._adds_up = before
             self.sharder.put_off_sums(not before)
+
+    def drop_unsynced(self) -> None:
+        """Forgets what backwards in `no_sync()` have kept: `zero_grad()` does not see it."""
+        self.sharder.drop_put_off()
 
     @contextmanager
     def hold(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,6 +190,46 @@ def skipped_after_no_sync(rank: int, _world: int) -> None:
     require_same_gradients(sharded, plain)
 
 
+def fails_after_no_sync(rank: int, _world: int) -> None:
+    """In no_sync() or after it; a plain model keeps what came of a backward that failed."""
+    for inside in (True, False):
+        sharded, plain = both()
+
+        def fail(*_: Any) -> None:
+            raise KeyError
+
+        def run(model: Net, number: int) -> None:
+            loss_of(model, batch_of(rank, number)).backward()
+
+        with sharded.tenure.no_sync():
+            run(sharded, 0)
+        run(plain, 0)
+        for model in (sharded, plain):
+            hook = model.blocks[1].down.register_full_backward_pre_hook(fail)
+            before = {p: p.grad.clone() for p in plain.parameters() if p.grad is not None}
+            with pytest.raises(KeyError), ExitStack() as around:
+                if inside and model is sharded:
+                    around.enter_context(sharded.tenure.no_sync())
+                run(model, 1)
+            hook.remove()
+        if not inside:
+            for parameter, gradient in before.items():
+                parameter.grad = gradient
+        for model in (sharded, plain):
+            run(model, 2)
+        require_same_gradients(sharded, plain)
+
+
+def forgets_no_sync(rank: int, _world: int) -> None:
+    sharded, plain = both()
+    with sharded.tenure.no_sync():
+        loss_of(sharded, batch_of(rank, 0)).backward()
+    sharded.tenure.drop_unsynced()
+    for model in (sharded, plain):
+        loss_of(model, batch_of(rank, 1)).backward()
+    require_same_gradients(sharded, plain)
+
+
 def low_sums(_rank: int, _world: int) -> None:
     model = tenure.shard(nn.Sequential(nn.Linear(4, 4, bias=False).half()))
     (model(torch.ones(1, 4).half()) * 30000).sum().backward()
@@ -288,9 +329,10 @@ def compiled_parts(rank: int, _world: int) -> None:
     "cases",
     [
         (interrupted, experts, frozen_later, norms, penalties),
-        (skipped_after_no_sync, low_sums, objects, refused, compiled_parts),
+        (skipped_after_no_sync, fails_after_no_sync, forgets_no_sync, low_sums, objects),
+        (refused, compiled_parts),
     ],
-    ids=["values", "errors"],
+    ids=["values", "sums", "errors"],
 )
 def test_on_two_ranks(cases: tuple[Callable[..., None], ...]) -> None:
     """In few runs, for a rank takes seconds to start."""
