@@ -103,6 +103,8 @@ void bind_shard(py::module_& m) {
                             stays ? shard::Stay::whole_pass : shard::Stay::while_used);
           },
           py::arg("name"), py::arg("names"), py::arg("values"), py::arg("stays"), NoGil())
+      .def("count", &shard::Sharder::count)
+      .def("keep_first", &shard::Sharder::keep_first, py::arg("count"), NoGil())
       .def(
           "parameters",
           [](shard::Sharder& self, uint32_t unit, uint32_t flat) {

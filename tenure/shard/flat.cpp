@@ -6,16 +6,19 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace tenure::shard {
 namespace {
 
 constexpr uint64_t kAlignment = 64;  // bytes
 constexpr std::chrono::minutes kSetUp{30};
+const Releaser kSettingUp{"shard", "set-up"};
 
 Layout layout_of(const std::vector<at::Tensor>& values, uint32_t ranks, c10::ScalarType gathered) {
   std::vector<uint64_t> sizes;
@@ -27,10 +30,9 @@ Layout layout_of(const std::vector<at::Tensor>& values, uint32_t ranks, c10::Sca
   return lay_out(sizes, ranks, kAlignment / static_cast<uint64_t>(smaller));
 }
 
-// A copy in pinned memory, under way.
-at::Tensor on_host(const at::Tensor& tensor) {
-  auto out = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
-  return out.copy_(tensor, /*non_blocking=*/true);
+// As the tensor, in pinned memory.
+at::Tensor empty_on_host(const at::Tensor& like) {
+  return at::empty(like.sizes(), like.options().device(at::kCPU).pinned_memory(true));
 }
 
 // "layers.3: weight, bias", as long as it may be.
@@ -50,7 +52,7 @@ std::string owner_name(const std::string& unit, const std::vector<std::string>& 
 
 Flat::Flat(const std::string& unit, const std::vector<std::string>& names,
            const std::vector<at::Tensor>& values, c10::ScalarType gathered, Pieces pieces,
-           Collectives& collectives)
+           const Collectives& collectives)
     : names_(names),
       layout_(layout_of(values, collectives.ranks(), gathered)),
       rank_(collectives.rank()) {
@@ -63,17 +65,29 @@ Flat::Flat(const std::string& unit, const std::vector<std::string>& names,
     shapes_.emplace_back(values[i].sizes().vec());
     part(all, layout_.parameters[i]).copy_(values[i].reshape({-1}));
   }
+  const auto owner = intern_owner(OwnerKind::parameter, fitting(owner_name(unit, names)));
+  values_ = Alias(all, owner);
+  const auto own = part(all, layout_.shard(rank_));
+  piece_ = Alias(
+      pieces == Pieces::on_host && !own.is_cpu() ? empty_on_host(own) : at::empty_like(own), owner);
+  if (all.scalar_type() == gathered) {
+    whole_ = Alias(all, owner);
+  } else {
+    const auto other = at::empty({size}, options.dtype(gathered));
+    whole_ = Alias(other, owner);
+    release_storage(other, kSettingUp);
+  }
+}
+
+void Flat::share(const std::string& unit, Collectives& collectives) {
+  const at::NoGradGuard no_grad;
+  const auto all = std::exchange(values_, {}).tensor();
   const auto what = [&] { return text("sharing the values of unit '", unit, "'"); };
   collectives.broadcast(all, [&](const Pending& pending) { pending.wait(kSetUp, what); });
-
-  const auto owner = intern_owner(OwnerKind::parameter, fitting(owner_name(unit, names)));
-  const auto own = part(all, layout_.shard(rank_));
-  piece_ = Alias(pieces == Pieces::on_host && !own.is_cpu() ? on_host(own) : own.clone(), owner);
-  if (all.scalar_type() != gathered) {
-    all = at::empty({size}, options.dtype(gathered));
+  piece().copy_(part(all, layout_.shard(rank_)));
+  if (all.scalar_type() == whole_.type()) {  // it is the whole
+    release_storage(all, kSettingUp);
   }
-  whole_ = Alias(all, owner);
-  release_storage(all, {"shard", "set-up"});
 }
 
 uint64_t Flat::gathered_bytes() const { return layout_.size * c10::elementSize(whole_.type()); }
@@ -190,7 +204,7 @@ std::pair<at::Tensor, Fence> Flat::brought_home(const at::Tensor& gradient) cons
   if (gradient.device() == piece().device()) {
     return {gradient, Fence()};
   }
-  auto copy = on_host(gradient);
+  auto copy = empty_on_host(gradient).copy_(gradient, /*non_blocking=*/true);
   return {std::move(copy), Fence::record(gradient.device())};
 }
 

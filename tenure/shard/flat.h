@@ -23,11 +23,14 @@ namespace tenure::shard {
 
 class Flat {
  public:
-  // Takes over the values, which have one dtype and device, and on every rank those of rank 0.
-  // Gathered, the parameters have the dtype `gathered`.
+  // Copies the values, which have one dtype and device, and takes all the memory that it needs.
+  // Gathered, the parameters have the dtype `gathered`. REQUIRES: then share(), and before it
+  // nothing else.
   Flat(const std::string& unit, const std::vector<std::string>& names,
        const std::vector<at::Tensor>& values, c10::ScalarType gathered, Pieces pieces,
-       Collectives& collectives);
+       const Collectives& collectives);
+  // On every rank the values are those of rank 0 from now on. A collective.
+  void share(const std::string& unit, Collectives& collectives);
 
   const Layout& layout() const { return layout_; }
   const std::vector<std::string>& names() const { return names_; }
@@ -81,6 +84,7 @@ class Flat {
   std::vector<std::vector<int64_t>> shapes_;
   Layout layout_;
   uint32_t rank_;
+  Alias values_;  // until they are shared
   Alias whole_;
   Alias piece_;
   std::vector<c10::VariableVersion> piece_versions_;  // of those that were handed out

@@ -57,10 +57,20 @@ uint32_t Sharder::add(const std::string& name, const std::vector<std::vector<std
   Unit unit;
   unit.name = name;
   unit.stay = stay;
-  for (size_t i = 0; i < names.size(); ++i) {
-    const auto own = values[i].front().scalar_type();
-    const auto gathered = at::isFloatingType(own) ? options_.gathered.value_or(own) : own;
-    unit.flats.emplace_back(name, names[i], values[i], gathered, options_.pieces, collectives_);
+  std::exception_ptr failed;
+  try {
+    for (size_t i = 0; i < names.size(); ++i) {
+      const auto own = values[i].front().scalar_type();
+      const auto gathered = at::isFloatingType(own) ? options_.gathered.value_or(own) : own;
+      unit.flats.emplace_back(name, names[i], values[i], gathered, options_.pieces, collectives_);
+    }
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  // Others would wait in the collective for a rank that has no memory, say.
+  require_none_failed(failed, name);
+  for (auto& flat : unit.flats) {
+    flat.share(name, collectives_);
   }
   unit.gradients.resize(unit.flats.size());
   unit.put_off.resize(unit.flats.size());
@@ -68,6 +78,28 @@ uint32_t Sharder::add(const std::string& name, const std::vector<std::vector<std
   unit.stats.bytes = unit.bytes();
   units_.push_back(std::move(unit));
   return static_cast<uint32_t>(units_.size() - 1);
+}
+
+void Sharder::require_none_failed(const std::exception_ptr& failed, const std::string& unit) {
+  std::vector<uint8_t> flags{failed ? uint8_t{1} : uint8_t{0}};
+  agreement_.share(flags, text("taking over unit '", unit, "'"));
+  if (failed) {
+    std::rethrow_exception(failed);
+  }
+  if (flags.front() != 0) {
+    throw CollectiveError(
+        text("another rank could not take over unit '", unit, "': its own error says why"));
+  }
+}
+
+uint32_t Sharder::count() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<uint32_t>(units_.size());
+}
+
+void Sharder::keep_first(uint32_t count) {
+  const std::lock_guard lock(mutex_);
+  units_.erase(units_.begin() + count, units_.end());
 }
 
 std::string Sharder::tell(const Use& use) const {

@@ -15,6 +15,7 @@
 #include <tenure/shard/stats.h>
 
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -37,9 +38,13 @@ class Sharder {
   Sharder(Collectives collectives, Agreement agreement, Options options);
   ~Sharder();
 
-  // A unit's parameters, in groups that become a flat each. Returns its number.
+  // A unit's parameters, in groups that become a flat each. Returns its number. A collective, which
+  // throws on all ranks if it does on one; then the unit is not there.
   uint32_t add(const std::string& name, const std::vector<std::vector<std::string>>& names,
                const std::vector<std::vector<at::Tensor>>& values, Stay stay = Stay::while_used);
+  uint32_t count() const;
+  // Units from this one on were not taken over by all: they go.
+  void keep_first(uint32_t count);
   Flat& flat(uint32_t unit, uint32_t index) { return units_.at(unit).flats.at(index); }
 
   // A new pass begins: what an interrupted one left behind goes.
@@ -126,6 +131,7 @@ class Sharder {
     std::vector<bool> came;
   };
 
+  void require_none_failed(const std::exception_ptr& failed, const std::string& unit);
   static MutationError written_too_early(const Unit& unit);
   void start_pass();
   void start_gather(Unit& unit);

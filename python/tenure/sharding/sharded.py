@@ -80,7 +80,7 @@ class Sharded(OptimizerState):
         self._pieces: list[list[list[nn.Parameter]]] = []
         self._trained: list[list[list[bool]]] = []
         self._names: list[list[list[str]]] = []
-        made = [self._make(choice) for choice in choices]
+        made = self._take_over(choices)
         # Modules and graphs have the units, and those have this: a cycle would outlive the model.
         self._units = [weakref.ref(unit) for unit in made]
         self._modules = [
@@ -93,14 +93,27 @@ class Sharded(OptimizerState):
         self._keep_state(choices, side)
         self._arrivals = Arrivals(self._living_model())
 
-    def _make(self, choice: Choice) -> Unit:
+    def _take_over(self, choices: list[Choice]) -> list[Unit]:
+        """All of them or none: modules are changed only when nothing is left that may fail."""
+        before = self.sharder.count()
+        try:
+            numbers = [self._add(choice) for choice in choices]
+        except BaseException:
+            self.sharder.keep_first(before)
+            raise
+        return [self._make(*both) for both in zip(numbers, choices, strict=True)]
+
+    def _add(self, choice: Choice) -> int:
         groups = _alike(choice.members)
-        number = self.sharder.add(
+        return self.sharder.add(
             choice.name,
             [[member.name for member in group] for group in groups],
             [[member.parameter.detach() for member in group] for group in groups],
             stays=choice.stays,
         )
+
+    def _make(self, number: int, choice: Choice) -> Unit:
+        groups = _alike(choice.members)
         whole, pieces = [], []
         for index, group in enumerate(groups):
             found = zip(
@@ -151,10 +164,10 @@ class Sharded(OptimizerState):
         if any(device_of([choice]) != self._group.device for choice in added.values()):
             raise InputError(f"parameters are on {self._group.device}: move new ones there, too")
         require_same(list(added.values()), "adopt", self._side)
-        for owner, choice in added.items():
+        made = self._take_over(list(added.values()))
+        for owner, unit in zip(added, made, strict=True):
             around = self._units[owner]()
             assert around is not None
-            unit = self._make(choice)
             self._units.append(weakref.ref(unit))
             around.needs.append(unit)
         self._add_state(list(added.values()))

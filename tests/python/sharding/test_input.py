@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,6 +93,65 @@ def differs(rank: int, _world: int) -> None:
 
 def test_ranks_must_have_the_same_model() -> None:
     run_ranks(differs, 2)
+
+
+class Odd(nn.Module):
+    """Its last block cannot be taken over, for one parameter is sparse."""
+
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+        if sparse:
+            self.blocks[2].weight = nn.Parameter(torch.eye(3).to_sparse())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks[:2]:
+            x = block(x)
+        return x
+
+
+def fails_halfway(rank: int, _world: int) -> None:
+    x = torch.ones(1, 3)
+    for everywhere in (True, False):
+        model = Odd(sparse=everywhere or rank == 1)
+        before = dict(model.named_parameters())
+        values = model(x)
+        begin = time.monotonic()
+        with pytest.raises((RuntimeError, tenure.CollectiveError)) as caught:
+            tenure.shard(model)
+        assert time.monotonic() - begin < 20
+        if rank == 0 and not everywhere:
+            assert "another rank could not take over unit 'blocks.2'" in str(caught.value)
+        unchanged(model, before)
+        assert torch.equal(model(x), values)
+        model.blocks[2] = nn.Linear(3, 3)
+        tenure.shard(model)
+        model(x).sum().backward()
+
+
+def fails_to_adopt(rank: int, _world: int) -> None:
+    model = tenure.shard(Odd(sparse=False))
+    model.blocks[0].late = nn.Parameter(torch.ones(3))
+    model.blocks[1].late = nn.Parameter(torch.eye(3).to_sparse() if rank == 1 else torch.eye(3))
+    with pytest.raises((RuntimeError, tenure.CollectiveError)):
+        model.tenure.adopt()
+    assert "late" not in model.blocks[0].__dict__
+    model.blocks[1].late = nn.Parameter(torch.eye(3))
+    assert model.tenure.adopt() == ["blocks.0.late", "blocks.1.late"]
+    with model.tenure.hold():
+        model(torch.ones(1, 3)).sum().backward()
+    assert model.tenure.full_gradients().keys() == {
+        f"blocks.{number}.{name}" for number in (0, 1) for name in ("weight", "bias")
+    }
+
+
+def halfway(rank: int, world: int) -> None:
+    fails_halfway(rank, world)
+    fails_to_adopt(rank, world)
+
+
+def test_a_model_that_fails_halfway_is_as_it_was() -> None:
+    run_ranks(halfway, 2)
 
 
 def elsewhere(rank: int, _world: int) -> None:
