@@ -139,6 +139,7 @@ void bind_shard(py::module_& m) {
       .def("hold", &shard::Sharder::hold, NoGil())
       .def("let_go", &shard::Sharder::let_go, NoGil())
       .def("drop_hold", &shard::Sharder::drop_hold, NoGil())
+      .def("stuck", &shard::Sharder::stuck)
       .def("touch", &shard::Sharder::touch, py::arg("unit"), NoGil())
       .def(
           "take",

@@ -182,7 +182,9 @@ std::vector<at::Tensor> Flat::join(const std::vector<at::Tensor>& pieces,
 Pending Flat::gather(Collectives& collectives) {
   const at::NoGradGuard no_grad;
   const auto all = whole();
-  refill_storage(all);
+  if (why_stuck_.empty()) {
+    refill_storage(all);
+  }
   const bool written = pieces_written();
   for (size_t i = 0; i < versions_.size(); ++i) {
     if (written) {
@@ -195,7 +197,7 @@ Pending Flat::gather(Collectives& collectives) {
     part(all, layout_.shard(rank_)).copy_(piece(), /*non_blocking=*/true);
     return collectives.gather(all);
   } catch (...) {
-    release_storage(all, {"shard", "a gather that failed"});
+    free({"shard", "a gather that failed"}, {});
     throw;
   }
 }
@@ -217,13 +219,21 @@ std::string Flat::written() const {
   return {};
 }
 
-void Flat::abandon(const Fence& done) {
-  release_storage(whole(), {"shard", "a gather that failed"}, done);
+void Flat::free(const Releaser& by, const Fence& done) {
+  try {
+    if (why_stuck_.empty()) {
+      release_storage(whole(), by, done);
+    }
+  } catch (const ReleaseError& error) {
+    why_stuck_ = error.what();
+  }
 }
+
+void Flat::abandon(const Fence& done) { free({"shard", "a gather that failed"}, done); }
 
 void Flat::release(const Releaser& by) {
   const auto name = written();
-  release_storage(whole(), by);
+  free(by, {});
   if (!name.empty()) {
     throw MutationError(text("parameter '", name, "' was written to while it was gathered, in ",
                              by.site,

@@ -70,12 +70,16 @@ class Flat {
   // what it was. If the collective cannot be started the memory is given back.
   Pending gather(Collectives& collectives);
   // Throws MutationError, once it is released, if a parameter was written to since the gather.
-  // Writes through `.data` are not seen: no version counter sees them.
+  // Writes through `.data` are not seen: no version counter sees them. Memory that others have
+  // without a tensor, as a numpy array has, stays for good, and is gathered into.
   void release(const Releaser& by);
   // After a gather that failed; the memory goes once the backend does not write to it any more.
   void abandon(const Fence& done);
+  // Why the memory cannot go; empty: it can.
+  const std::string& why_stuck() const { return why_stuck_; }
 
  private:
+  void free(const Releaser& by, const Fence& done);
   at::Tensor view_of(size_t index) const;
   std::string written() const;
   Range in_piece(size_t index) const;
@@ -91,6 +95,7 @@ class Flat {
   uint64_t gathered_values_ = 0;
   std::vector<c10::VariableVersion> versions_;  // of the parameters that were handed out
   std::vector<uint32_t> gathered_at_;           // what they said when the whole was gathered
+  std::string why_stuck_;
 };
 
 }  // namespace tenure::shard

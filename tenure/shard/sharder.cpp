@@ -21,6 +21,14 @@ uint64_t Sharder::Unit::bytes() const {
   return out;
 }
 
+uint64_t Sharder::Unit::moving_bytes() const {
+  uint64_t out = 0;
+  for (const auto& flat : flats) {
+    out += flat.why_stuck().empty() ? flat.gathered_bytes() : 0;
+  }
+  return out;
+}
+
 uint64_t Sharder::Unit::values() const {
   uint64_t out = 0;
   for (const auto& flat : flats) {
@@ -173,7 +181,7 @@ void Sharder::start_pass() {
 void Sharder::start_gather(Unit& unit) {
   unit.become(Life::gathering);
   unit.gather_began = ticks();
-  gathered_bytes_ += unit.stats.bytes;
+  gathered_bytes_ += unit.moving_bytes();
   try {
     for (auto& flat : unit.flats) {
       unit.gathering.push_back(flat.gather(collectives_));
@@ -208,10 +216,10 @@ void Sharder::finish_gather(Unit& unit, Use use) {
 void Sharder::abandon(Unit& unit) {
   auto begun = std::exchange(unit.gathering, {});
   unit.become(Life::released);
-  gathered_bytes_ -= unit.stats.bytes;
   for (size_t i = 0; i < begun.size(); ++i) {
     unit.flats[i].abandon(begun[i].give_up());
   }
+  gathered_bytes_ -= unit.moving_bytes();
 }
 
 uint64_t Sharder::enter(uint32_t number, Phase phase) {
@@ -329,7 +337,6 @@ void Sharder::stop_using(Unit& unit) {
 
 void Sharder::release(Unit& unit, const std::string& when) {
   unit.become(Life::released);
-  gathered_bytes_ -= unit.stats.bytes;
   const auto lag = seconds_between(unit.last_use, ticks());
   unit.stats.lag += lag;
   current_.lag += lag;
@@ -342,9 +349,23 @@ void Sharder::release(Unit& unit, const std::string& when) {
       written = std::current_exception();
     }
   }
+  gathered_bytes_ -= unit.moving_bytes();
   if (written) {
     std::rethrow_exception(written);
   }
+}
+
+std::vector<std::string> Sharder::stuck() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> out;
+  for (const auto& unit : units_) {
+    for (const auto& flat : unit.flats) {
+      if (!flat.why_stuck().empty()) {
+        out.push_back(text("unit '", unit.name, "' stays gathered: ", flat.why_stuck()));
+      }
+    }
+  }
+  return out;
 }
 
 void Sharder::touch(uint32_t unit) {

@@ -73,6 +73,9 @@ class Sharder {
   // The same after an exception: what came of gradients goes too, and writes are not looked for.
   void drop_hold() noexcept;
 
+  // Units whose memory does not go any more, and why.
+  std::vector<std::string> stuck() const;
+
   // The unit was still in use a moment ago: its release lags behind this moment at most.
   void touch(uint32_t unit);
 
@@ -119,6 +122,7 @@ class Sharder {
     UnitStats stats;
 
     uint64_t bytes() const;
+    uint64_t moving_bytes() const;  // those that come and go
     uint64_t values() const;
     bool has_gradients() const;
     void become(Life next);

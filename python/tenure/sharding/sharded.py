@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,14 +17,14 @@ from torch import nn
 
 from tenure import _C
 from tenure.errors import InputError
-from tenure.sharding.changes import Arrivals, Memory, refuse_moves
-from tenure.sharding.choosing import Choice, Member, check, device_of
+from tenure.sharding.changes import Arrivals, Memory
+from tenure.sharding.choosing import Choice, check, device_of
 from tenure.sharding.gradients import Group, Piece, accumulate
 from tenure.sharding.identity import identify, identity_of
 from tenure.sharding.meeting import require_same
 from tenure.sharding.optimizer_state import OptimizerState
-from tenure.sharding.optimizers import replaced
 from tenure.sharding.passing import Unit, current_backward
+from tenure.sharding.replacing import alike, replace
 
 __all__ = ["Ahead", "Compiled", "Sharded"]
 
@@ -73,6 +74,7 @@ class Sharded(OptimizerState):
         self._adds_up = True
         self._group = group
         self._memory = Memory()
+        self._warned: set[str] = set()  # warnings
         self._depth = 0
         self._outermost: FrameType | None = None  # which runs the module that began the pass
         self._backwards: dict[int, _C.Course] = {}  # those that run
@@ -104,7 +106,7 @@ class Sharded(OptimizerState):
         return [self._make(*both) for both in zip(numbers, choices, strict=True)]
 
     def _add(self, choice: Choice) -> int:
-        groups = _alike(choice.members)
+        groups = alike(choice.members)
         return self.sharder.add(
             choice.name,
             [[member.name for member in group] for group in groups],
@@ -113,7 +115,7 @@ class Sharded(OptimizerState):
         )
 
     def _make(self, number: int, choice: Choice) -> Unit:
-        groups = _alike(choice.members)
+        groups = alike(choice.members)
         whole, pieces = [], []
         for index, group in enumerate(groups):
             found = zip(
@@ -122,7 +124,7 @@ class Sharded(OptimizerState):
                 self.sharder.pieces(number, index),
                 strict=True,
             )
-            both = [_replace(*member) for member in found]
+            both = [replace(*member) for member in found]
             whole.append([gathered for gathered, _ in both])
             pieces.append([piece for _, piece in both])
         self._pieces.append(pieces)
@@ -315,6 +317,7 @@ class Sharded(OptimizerState):
         """A pass is about to begin."""
         self._arrivals.require_none()
         self._memory.require()
+        self._warn_of_stuck()
         self._follow_freezing()
         if self._backwards:  # one that has never ended
             self._backwards.clear()
@@ -330,6 +333,12 @@ class Sharded(OptimizerState):
         self._depth -= 1
         if self._depth == 0:
             self._outermost = None
+
+    def _warn_of_stuck(self) -> None:
+        for why in self.sharder.stuck():
+            if why not in self._warned:
+                self._warned.add(why)
+                warnings.warn(f"{why}, as in p.detach().clone().numpy()", stacklevel=2)
 
     def _follow_freezing(self) -> None:
         """What a program says of pieces by `requires_grad` holds for what modules compute with."""
@@ -380,40 +389,3 @@ def _used_on(device: torch.device) -> int:
     if device.type == "cpu":
         return _C.sample().process.rss
     return torch.accelerator.memory_allocated(device)
-
-
-def _alike(members: list[Member]) -> list[list[Member]]:
-    """Those that one collective may move: frozen ones apart, for they have no gradients."""
-    groups: dict[tuple[torch.dtype, bool], list[Member]] = {}
-    for member in members:
-        parameter = member.parameter
-        groups.setdefault((parameter.dtype, parameter.requires_grad), []).append(member)
-    return list(groups.values())
-
-
-def _replace(
-    member: Member, gathered: torch.Tensor, piece: torch.Tensor
-) -> tuple[nn.Parameter, nn.Parameter]:
-    """The module's attribute is the whole parameter, and what `parameters()` gives is the piece."""
-    old = member.parameter
-    whole = nn.Parameter(gathered, requires_grad=old.requires_grad)
-    kept = nn.Parameter(piece, requires_grad=old.requires_grad)
-    for new in (whole, kept):
-        new.__dict__.update(old.__dict__)
-    for hook in (old._backward_hooks or {}).values():
-        register: Any = whole.register_hook  # which has no types
-        register(hook)
-    replaced(old, kept)
-    for home in member.homes:
-        home.module._parameters[home.name] = kept
-        home.module.__dict__[home.name] = whole
-    for home in member.homes:
-        refuse_moves(home.module)
-        if isinstance(home.module, nn.RNNBase):
-            _refresh(home.module)
-    return whole, kept
-
-
-def _refresh(module: Any) -> None:
-    """A recurrent module lists its weights apart."""
-    module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]

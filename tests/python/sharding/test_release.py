@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
+import warnings
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch import nn
 
 import tenure
 from ranks import run_ranks
-from sharded_models import Net, batch_of, loss_of
+from sharded_models import Net, average_gradients, batch_of, loss_of
 from tenure import _C
 
 
@@ -149,6 +151,44 @@ def written(rank: int, _world: int) -> None:
     assert model.tenure.stats().gathered_bytes == 0
 
 
+def in_an_array(rank: int, _world: int) -> None:
+    """Memory that numpy has stays, is right and is counted; the rest comes and goes as before."""
+    torch.manual_seed(0)
+    plain = Net()
+    model = tenure.shard(copy.deepcopy(plain))
+    plain.load_state_dict(model.tenure.full_state_dict())
+    kept = []
+
+    def export(block: Any, _args: Any) -> None:
+        kept.append(block.up.weight.detach().numpy())
+
+    hook = model.blocks[1].register_forward_pre_hook(export)
+    loss_of(model, batch_of(rank, 0)).backward()
+    hook.remove()
+    model.zero_grad()
+    with pytest.warns(UserWarning, match=r"'blocks\.1' stays gathered: .*numpy\(\).*clone"):
+        loss_of(model, batch_of(rank, 0))
+    with torch.no_grad():
+        for one in (model, plain):
+            for parameter in one.parameters():
+                parameter.mul_(0.5)
+    [stays] = [unit.bytes for unit in model.tenure.stats().units if unit.name == "blocks.1"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is told once
+        for _ in range(2):
+            for one in (model, plain):
+                one.zero_grad()
+                loss_of(one, batch_of(rank, 1)).backward()
+            assert model.tenure.stats().gathered_bytes == stays
+    assert (kept[0] == plain.blocks[1].up.weight.detach().numpy()).all()
+    assert tenure.is_released(model.blocks[2].up.weight)
+    average_gradients(plain)
+    whole = model.tenure.full_gradients()
+    for name, parameter in plain.named_parameters():
+        if parameter.grad is not None:
+            assert torch.equal(whole[name], parameter.grad), name
+
+
 def outside(_rank: int, _world: int) -> None:
     """A parameter that is read outside its unit says so."""
     model = tenure.shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
@@ -171,7 +211,7 @@ def gone(rank: int, _world: int) -> None:
 
 
 def all_cases(rank: int, world: int) -> None:
-    for case in (released, written, outside, gone):
+    for case in (released, written, in_an_array, outside, gone):
         case(rank, world)
 
 
