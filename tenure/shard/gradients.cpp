@@ -12,6 +12,13 @@ bool is_ours_alone(const Alias& kept) {
   return kept.tensor().storage().use_count() == 2;  // the lease's and this tensor's
 }
 
+// A view would keep all of its storage. What is someone's beside, the parameter itself for one, may
+// be gone or written to by the time that it is read.
+bool is_all_and_alone(const at::Tensor& gradient) {
+  return gradient.is_contiguous() && gradient.nbytes() == gradient.storage().nbytes() &&
+         gradient.storage().use_count() == 1;
+}
+
 }  // namespace
 
 at::Tensor Gradients::all(const Layout& layout) {
@@ -21,7 +28,7 @@ at::Tensor Gradients::all(const Layout& layout) {
   return all_.tensor();
 }
 
-// One parameter's, in one dimension. REQUIRES: it came.
+// One parameter's, in one dimension. REQUIRES: it came, and has elements.
 at::Tensor Gradients::one(const Layout& layout, size_t parameter) const {
   const auto& kept = kept_[parameter];
   return kept.defined() ? kept.tensor().view({-1})
@@ -42,15 +49,15 @@ void Gradients::take(const Layout& layout, size_t parameter, const at::Tensor& g
   }
   const bool came = came_.at(parameter);
   came_[parameter] = true;
-  // A view would keep all of its storage, and a copy in a smaller dtype is the smaller one. What is
-  // someone's beside, the parameter itself for one, may be gone or written to by then.
-  const auto keep = memory == Memory::given && !came && !all_.defined() &&
-                    gradient.dtype() == options_.dtype() && gradient.is_contiguous() &&
-                    gradient.numel() > 0 && gradient.nbytes() == gradient.storage().nbytes() &&
-                    gradient.storage().use_count() == 1;
+  if (gradient.numel() == 0) {
+    return;
+  }
   auto& kept = kept_[parameter];
-  if (keep) {
-    kept = Alias(gradient, owner);
+  // A copy in a smaller dtype is the smaller one.
+  if (memory == Memory::given && !came && !all_.defined() && gradient.dtype() == options_.dtype()) {
+    kept =
+        Alias(is_all_and_alone(gradient) ? gradient : gradient.clone(at::MemoryFormat::Contiguous),
+              owner);
     return;
   }
   if (kept.defined() && is_ours_alone(kept)) {
@@ -88,9 +95,12 @@ std::pair<at::Tensor, std::vector<bool>> Gradients::hand_over(const Layout& layo
   }
   part(all, {filled, layout.size - filled}).zero_();
   for (size_t i = 0; i < before.came_.size(); ++i) {
-    if (before.came_[i]) {
+    if (!before.came_[i]) {
+      continue;
+    }
+    came_[i] = true;
+    if (layout.parameters[i].size != 0) {
       part(all, layout.parameters[i]).add_(before.one(layout, i));
-      came_[i] = true;
     }
   }
   auto came = std::exchange(came_, {});

@@ -81,23 +81,60 @@ def test_no_more_is_gathered_than_is_used_but_for_one_unit_ahead() -> None:
         assert needed < peak <= needed + unit
 
 
-def weighed(_rank: int, _world: int) -> float:
+class Empty(nn.Module):
+    """A parameter without elements, whose gradient comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.weight.sum()
+
+
+class Padded(torch.autograd.Function):
+    """The gradient of its weight is a view of a little more."""
+
+    @staticmethod
+    def forward(_ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        more = gradient.new_empty(gradient.numel() + 1)
+        return more[1:].view_as(gradient).copy_(gradient)
+
+
+class Views(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * Padded.apply(self.weight).sum()
+
+
+def weighed(_rank: int, _world: int) -> list[float]:
     """The most that a step has beside pieces, in units; its activations are next to nothing."""
     meter = _C.HostMeter()
     width, layers = 256, 4
-    block = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
-    model = tenure.shard(nn.Sequential(block))
-    for _ in range(3):
-        before = meter.read()[0]
-        model(torch.ones(1, width)).sum().backward()
-        peak = meter.read()[1] - before
-        model.zero_grad()
-    return peak / (4 * width * width * layers)
+    found = []
+    for last in (nn.Identity, Empty, Views):
+        linear = (nn.Linear(width, width, bias=False) for _ in range(layers))
+        model = tenure.shard(nn.Sequential(nn.Sequential(*linear, last())))
+        for _ in range(3):
+            before = meter.read()[0]
+            model(torch.ones(1, width)).sum().backward()
+            peak = meter.read()[1] - before
+            model.zero_grad()
+        found.append(peak / (4 * width * width * layers))
+    return found
 
 
 def test_gradients_are_put_together_when_their_unit_has_gone() -> None:
-    for units in run_ranks(weighed, 2):
-        assert 2 <= units < 2.1  # of a gradient more there is nothing
+    for rank in run_ranks(weighed, 2):
+        for units in rank:
+            assert 2 <= units < 2.1  # of a gradient more there is nothing
 
 
 class HalfSquare(torch.autograd.Function):
