@@ -132,8 +132,8 @@ def current() -> _C.Store:
 
 
 def visitor(job: str) -> _C.Store:
-    """A member of a job that is there to ask the others."""
-    return _join(job, "visitor", 0, listen=None)
+    """A member of a job that is there to ask the others of this host, which answer at once."""
+    return _join(job, "visitor", 0, listen=None, timeout=5.0)
 
 
 def stats() -> dict[str, int]:

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from tenure.inspect.words import plain
 from tenure.store import joining
 from tenure.store.keeper import ROLE, Keeper
 from tenure.telemetry.words import bytes_text
+
+_MOST_ASKED = 32  # at once: those that do not answer are waited for together
 
 
 @dataclass(frozen=True)
@@ -159,9 +162,11 @@ def _servers(job: str | None) -> tuple[list[tuple[_C.Store, Server]], list[str]]
         if name is None or not (sockets := _C.store_sockets(name)):
             continue
         asking = joining.visitor(name)
-        for socket in sockets:
+        with ThreadPoolExecutor(min(_MOST_ASKED, len(sockets))) as pool:
+            answers = [(socket, pool.submit(asking.ask_stats, socket)) for socket in sockets]
+        for socket, answer in answers:
             try:
-                told = json_text.loads(asking.ask_stats(socket))
+                told = json_text.loads(answer.result())
             except OwnerLost:  # killed: a store that joins removes what it left
                 continue
             except TenureError as error:

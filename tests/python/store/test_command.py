@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,6 +87,19 @@ def test_a_killed_process_is_not_in_the_way(job: str) -> None:
         trainer.call("put", "step", 0, {"shape": [4]})
         trainer.kill()
     assert run("ls", "--job", job).splitlines()[0] == "0 objects, 0 B, in 1 processes"
+
+
+def test_those_that_do_not_answer_are_waited_for_together(job: str) -> None:
+    with Member(job, "trainer", 0) as first, Member(job, "trainer", 1) as second:
+        for trainer in first, second:
+            trainer.call("put", "step", 0, {"shape": [4]})
+        begun = time.monotonic()
+        with first.stopped(), second.stopped():
+            done = run_forked(["-m", "tenure", "store", "ls", "--job", job])
+        assert time.monotonic() - begun < 9  # five seconds for both
+        assert done.returncode == 1
+        assert done.stderr.count("does not answer") == 2
+        assert "0 objects, 0 B, in 1 processes" in done.stdout  # this one
 
 
 def test_a_keeper_outlives_who_put(job: str) -> None:
