@@ -10,6 +10,7 @@
 #include <iterator>
 #include <map>
 #include <ranges>
+#include <utility>
 
 namespace tenure::store {
 namespace {
@@ -64,11 +65,11 @@ void Requests::run() {
     const auto share =
         std::max(least, (connected_by - now) / static_cast<int64_t>(order.size() - i));
     if (now + share > connected_by) {
-      order[i]->unreached = {
-          .owner = requesting.route().origin->owner,
-          .why = text(route_text(requesting.route()), " was not asked: others took the time"),
-          .how = Unreached::How::unasked};
-      failures[i] = std::make_exception_ptr(StoreTimeout(order[i]->unreached->why));
+      auto why = text(route_text(requesting.route()), " was not asked: others took the time");
+      failures[i] = std::make_exception_ptr(StoreTimeout(why));
+      order[i]->unreached = {.owner = requesting.route().origin->owner,
+                             .why = std::move(why),
+                             .how = Unreached::How::unasked};
       continue;
     }
     try {
