@@ -7,14 +7,27 @@ later. test_races.py has a test for each fence by itself.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 
 import tenure
-from offloading import batch, blocks, equal, gradients, grads_of, peak_of, side_streams, tell
+from offloading import (
+    Context,
+    batch,
+    blocks,
+    equal,
+    gradients,
+    grads_of,
+    peak_of,
+    side_streams,
+    tell,
+)
 
 Fake = ModuleType
 
@@ -129,3 +142,35 @@ def test_the_host_never_waits_for_the_device(fake: Fake, streams: Any, budget: b
         torch.accelerator.synchronize()
     assert set(modes) == {"measuring", "planned"}
     assert offload.stats().moved_in_bytes > 0
+
+
+@pytest.fixture
+def _alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_alone")
+@STREAMS
+def test_a_strict_pipeline_counts_what_is_on_its_way(fake: Fake, streams: Any) -> None:
+    """As if it were there, however late copies are: the bound is that of steps without Offload."""
+
+    def peak_and_bound(context: Context) -> tuple[int, int]:
+        model, x = blocks(layers=4, width=128, device="fake"), batch(512, 128, device="fake")
+        loss = torch.nn.functional.mse_loss
+        pipe = tenure.Pipeline(model, "gpipe", 4, loss=loss, strict=True)
+        target = torch.zeros_like(x)
+        for seed in range(10):
+            fake.shuffle(seed)
+            model.zero_grad()
+            with context:
+                pipe.step(x, target=target)
+        return pipe.stats().peak_bytes, pipe.bound().bytes
+
+    plain, bound = peak_and_bound(nullcontext())
+    offload = tenure.Offload(torch.nn.Module(), streams=streams, min_bytes=1)
+    ours, same = peak_and_bound(offload)
+    assert same == bound
+    assert ours < plain / 2
+    assert offload.stats().mode == "planned"
