@@ -77,8 +77,8 @@ void Account::add_leaves(const std::vector<at::Tensor>& leaves) {
 
 // Where copies are waited for by another thread, what it lets go just then is in neither figure.
 Account::Reading Account::read() {
-  if (own_) {
-    return {.there = own_->read(), .displaced = displaced(device_)};
+  if (!meter_) {
+    return {.there = own_ ? own_->read() : Meter::Reading(), .displaced = displaced(device_)};
   }
   Reading out{.there = meter_->read(), .displaced = displaced(device_)};
   for (int i = 1; i < kReadings; ++i) {
