@@ -19,8 +19,7 @@
 
 namespace c10d {
 class ProcessGroup;
-class Work;
-}  // namespace c10d
+}
 
 namespace tenure::pipeline {
 
