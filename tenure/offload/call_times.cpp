@@ -1,7 +1,7 @@
 #include <tenure/offload/call_times.h>
 
+#include <tenure/core/streams.h>
 #include <tenure/offload/recipe.h>
-#include <tenure/offload/streams.h>
 
 namespace tenure::offload {
 

@@ -2,11 +2,11 @@
 #include <tenure/core/error.h>
 #include <tenure/core/hold.h>
 #include <tenure/core/release.h>
+#include <tenure/core/streams.h>
 #include <tenure/core/text.h>
 #include <tenure/core/torch_compat.h>
 #include <tenure/core/where.h>
 #include <tenure/offload/state.h>
-#include <tenure/offload/streams.h>
 
 #include <algorithm>
 #include <functional>

@@ -3,9 +3,9 @@
 #include <tenure/core/error.h>
 #include <tenure/core/hold.h>
 #include <tenure/core/release.h>
+#include <tenure/core/streams.h>
 #include <tenure/core/text.h>
 #include <tenure/core/where.h>
-#include <tenure/offload/streams.h>
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/_local_scalar_dense_native.h>

@@ -1,7 +1,7 @@
 #include <tenure/offload/profile.h>
 
 #include <tenure/core/release.h>
-#include <tenure/offload/streams.h>
+#include <tenure/core/streams.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>

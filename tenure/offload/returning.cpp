@@ -3,9 +3,9 @@
 #include <tenure/core/hold.h>
 #include <tenure/core/release.h>
 #include <tenure/core/scope.h>
+#include <tenure/core/streams.h>
 #include <tenure/core/torch_compat.h>
 #include <tenure/offload/state.h>
-#include <tenure/offload/streams.h>
 
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>

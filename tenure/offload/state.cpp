@@ -6,10 +6,10 @@
 #include <tenure/core/names.h>
 #include <tenure/core/part.h>
 #include <tenure/core/scope.h>
+#include <tenure/core/streams.h>
 #include <tenure/core/text.h>
 #include <tenure/core/torch_compat.h>
 #include <tenure/offload/geometry.h>
-#include <tenure/offload/streams.h>
 
 #include <ATen/DeviceAccelerator.h>
 

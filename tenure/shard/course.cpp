@@ -1,5 +1,7 @@
 #include <tenure/shard/course.h>
 
+#include <tenure/core/fence.h>
+#include <tenure/core/streams.h>
 #include <tenure/core/torch_compat.h>
 
 #include <ATen/SequenceNumber.h>
@@ -85,10 +87,20 @@ struct Stretch::State {
   std::unordered_set<Node*> hooked;  // no other node can have a number of this stretch
   int backward = -1;                 // which is followed
   size_t left = 0;                   // of its last nodes
+  std::vector<c10::Stream> streams;  // they run on
   std::function<void()> passed;
 };
 
 namespace {
+
+// What the current stream does from now on comes after what these have queued.
+void after_all(const std::vector<c10::Stream>& streams) {
+  for (const auto& stream : streams) {
+    if (const auto now = current_stream(stream.device()); now != stream) {
+      Fence::record(stream).wait(now);
+    }
+  }
+}
 
 template <class State>
 class Ran final : public torch::autograd::FunctionPostHook {
@@ -101,6 +113,7 @@ class Ran final : public torch::autograd::FunctionPostHook {
       if (state_->backward == torch::autograd::get_current_graph_task_id() && --state_->left == 0) {
         state_->backward = -1;
         passed = std::exchange(state_->passed, {});
+        after_all(state_->streams);
       }
     }
     if (passed) {
@@ -138,7 +151,12 @@ bool Stretch::follow(const Course& course, std::function<void()> passed) {
   state_->backward = course.backward_;
   state_->left = last.size();
   state_->passed = std::move(passed);
+  state_->streams.clear();
   for (auto* node : last) {
+    if (const auto stream = node->stream();
+        stream && std::ranges::find(state_->streams, *stream) == state_->streams.end()) {
+      state_->streams.push_back(*stream);
+    }
     if (state_->hooked.insert(node).second) {
       node->add_post_hook(std::make_unique<Ran<State>>(state_));
     }

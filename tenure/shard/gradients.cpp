@@ -25,14 +25,18 @@ at::Tensor Gradients::all(const Layout& layout) {
   if (!all_.defined()) {
     all_ = Alias(at::empty({static_cast<int64_t>(layout.size)}, options_), owner_);
   }
-  return all_.tensor();
+  auto all = all_.tensor();
+  turn_.take(all.storage());
+  return all;
 }
 
 // One parameter's, in one dimension. REQUIRES: it came, and has elements.
-at::Tensor Gradients::one(const Layout& layout, size_t parameter) const {
+at::Tensor Gradients::one(const Layout& layout, size_t parameter) {
   const auto& kept = kept_[parameter];
-  return kept.defined() ? kept.tensor().view({-1})
-                        : part(all_.tensor(), layout.parameters[parameter]);
+  auto out =
+      kept.defined() ? kept.tensor().view({-1}) : part(all_.tensor(), layout.parameters[parameter]);
+  turn_.take(out.storage());
+  return out;
 }
 
 void Gradients::begin(const Layout& layout, c10::TensorOptions options, OwnerId owner) {
@@ -55,18 +59,20 @@ void Gradients::take(const Layout& layout, size_t parameter, const at::Tensor& g
   auto& kept = kept_[parameter];
   // A copy in a smaller dtype is the smaller one.
   if (memory == Memory::given && !came && !all_.defined() && gradient.dtype() == options_.dtype()) {
+    turn_.take(gradient.device());
     kept =
         Alias(is_all_and_alone(gradient) ? gradient : gradient.clone(at::MemoryFormat::Contiguous),
               owner);
     return;
   }
   if (kept.defined() && is_ours_alone(kept)) {
-    kept.tensor().add_(gradient);
+    one(layout, parameter).view(gradient.sizes()).add_(gradient);
     return;
   }
   const auto place = part(all(layout), layout.parameters[parameter]).view(gradient.sizes());
-  if (const auto before = std::exchange(kept, {}); before.defined()) {
-    place.copy_(before.tensor());
+  if (kept.defined()) {
+    place.copy_(one(layout, parameter).view(gradient.sizes()));
+    kept = {};
   }
   if (came) {
     place.add_(gradient);
@@ -76,14 +82,15 @@ void Gradients::take(const Layout& layout, size_t parameter, const at::Tensor& g
 }
 
 std::pair<at::Tensor, std::vector<bool>> Gradients::hand_over(const Layout& layout,
-                                                              const Gradients& before) {
+                                                              Gradients& before) {
   if (empty()) {
     begin(layout, before.options_, before.owner_);
   }
   auto all = this->all(layout);
   for (size_t i = 0; i < kept_.size(); ++i) {
-    if (const auto kept = std::exchange(kept_[i], {}); kept.defined()) {
-      part(all, layout.parameters[i]).copy_(kept.tensor().view({-1}));
+    if (kept_[i].defined()) {
+      part(all, layout.parameters[i]).copy_(one(layout, i));
+      kept_[i] = {};
     }
   }
   uint64_t filled = 0;

@@ -5,6 +5,7 @@
 
 #include <tenure/shard/layout.h>
 #include <tenure/shard/part.h>
+#include <tenure/shard/turn.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -33,18 +34,19 @@ class Gradients {
   bool empty() const { return came_.empty(); }
   // All of them with those of `before`, zero for parameters that had none, and which had one. Empty
   // afterwards; `before` is as it was.
-  std::pair<at::Tensor, std::vector<bool>> hand_over(const Layout& layout, const Gradients& before);
+  std::pair<at::Tensor, std::vector<bool>> hand_over(const Layout& layout, Gradients& before);
   void drop() { *this = {}; }
 
  private:
   void begin(const Layout& layout, c10::TensorOptions options, OwnerId owner);
   at::Tensor all(const Layout& layout);
-  at::Tensor one(const Layout& layout, size_t parameter) const;
+  at::Tensor one(const Layout& layout, size_t parameter);
 
   c10::TensorOptions options_;  // of all of them together
   OwnerId owner_{};
   std::vector<Alias> kept_;  // by parameter, those that were not copied
   Alias all_;                // once one was
+  Turn turn_;                // gradients come on the streams of the nodes that made them
   std::vector<bool> came_;   // by parameter; empty: nothing came
 };
 

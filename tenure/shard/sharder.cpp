@@ -43,6 +43,15 @@ bool Sharder::Unit::has_gradients() const {
          (!adds_put_off && std::ranges::any_of(put_off, some));
 }
 
+void Sharder::Unit::take_turn() {
+  if (!has_streams) {
+    return;
+  }
+  for (const auto& flat : flats) {
+    turn.take(flat.whole().storage());
+  }
+}
+
 void Sharder::Unit::become(Life next) {
   if (!may_become(life, next)) {
     throw Error(text("unit '", name, "' is ", shard::name_of(life), " and cannot become ",
@@ -80,6 +89,7 @@ uint32_t Sharder::add(const std::string& name, const std::vector<std::vector<std
   for (auto& flat : unit.flats) {
     flat.share(name, collectives_);
   }
+  unit.has_streams = !values.empty() && !values.front().front().is_cpu();
   unit.gradients.resize(unit.flats.size());
   unit.put_off.resize(unit.flats.size());
   unit.stats.name = name;
@@ -186,6 +196,7 @@ void Sharder::start_gather(Unit& unit) {
     for (auto& flat : unit.flats) {
       unit.gathering.push_back(flat.gather(collectives_));
     }
+    unit.take_turn();
   } catch (...) {
     abandon(unit);
     throw;
@@ -258,6 +269,7 @@ MutationError Sharder::written_too_early(const Unit& unit) {
 }
 
 void Sharder::begin_use(Unit& unit) {
+  unit.take_turn();
   if (unit.users++ == 0) {
     unit.users += unit.stay == Stay::whole_pass ? 1 : 0;  // the pass is a user too
     needed_bytes_ += unit.stats.bytes;
@@ -312,6 +324,9 @@ void Sharder::leave(uint32_t number, Phase phase) {
   auto& unit = units_.at(number);
   if (unit.users == 0 || (held_ && unit.users == 1)) {
     return;  // the pass it belonged to was given up
+  }
+  if (unit.life == Life::ready) {
+    unit.take_turn();
   }
   if (--unit.users != 0) {
     return;

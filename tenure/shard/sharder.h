@@ -13,6 +13,7 @@
 #include <tenure/shard/order.h>
 #include <tenure/shard/part.h>
 #include <tenure/shard/stats.h>
+#include <tenure/shard/turn.h>
 
 #include <cstdint>
 #include <exception>
@@ -117,6 +118,8 @@ class Sharder {
     std::vector<Gradients> put_off;    // by flat
     bool adds_put_off = false;         // the backward that runs has, which may still fail
     std::vector<Pending> gathering;    // by flat, as far as they were begun
+    bool has_streams = false;          // its device
+    Turn turn;                         // with its memory
     uint64_t gather_began = 0;         // ticks
     uint64_t last_use = 0;             // ticks
     UnitStats stats;
@@ -125,6 +128,7 @@ class Sharder {
     uint64_t moving_bytes() const;  // those that come and go
     uint64_t values() const;
     bool has_gradients() const;
+    void take_turn();
     void become(Life next);
   };
   // Gradients that are being added up.
@@ -133,6 +137,7 @@ class Sharder {
     uint32_t flat;
     Sum sum;
     std::vector<bool> came;
+    Turn turn;  // with what is added up
   };
 
   void require_none_failed(const std::exception_ptr& failed, const std::string& unit);
@@ -165,6 +170,7 @@ class Sharder {
   Order order_;
   std::vector<Adding> sums_;   // being added up
   std::vector<Reduced> done_;  // not asked for yet
+  Turn done_turn_;
   std::vector<Fence> coming_;  // what is done, on its way to the host
   bool sums_off_ = false;
   bool held_ = false;

@@ -41,10 +41,10 @@ void Sharder::start_sums(uint32_t number) {
   agree({number, Phase::reduce});
   ++unit.stats.reduces;
   finish_sums();  // one unit at a time, so that no more than that is held for it
-  const Gradients none;
+  Gradients none;
   const bool again = std::exchange(unit.adds_put_off, true);
   for (uint32_t i = 0; i < unit.flats.size(); ++i) {
-    const auto& before = again ? none : unit.put_off[i];
+    auto& before = again ? none : unit.put_off[i];
     if (unit.gradients[i].empty() && before.empty()) {
       continue;
     }
@@ -53,7 +53,9 @@ void Sharder::start_sums(uint32_t number) {
     if (all.scalar_type() == at::kHalf) {  // whose sum could be more than it can hold
       all.div_(static_cast<double>(collectives_.ranks() * collectives_.replicas()));
     }
-    sums_.push_back({number, i, collectives_.reduce(std::move(all)), std::move(came)});
+    Turn turn;
+    turn.take(all.device());
+    sums_.push_back({number, i, collectives_.reduce(std::move(all)), std::move(came), turn});
   }
 }
 
@@ -88,6 +90,9 @@ std::vector<Reduced> Sharder::end_backward(Backward which) {
   share_came();
   for (const auto& fence : std::exchange(coming_, {})) {
     fence.wait();
+  }
+  for (const auto& one : done_) {
+    done_turn_.take(one.mean.storage());
   }
   for (auto& unit : units_) {
     if (std::exchange(unit.adds_put_off, false)) {
@@ -126,6 +131,7 @@ void Sharder::finish_sums() {
   for (auto& adding : std::exchange(sums_, {})) {
     const auto place = here({adding.unit, Phase::reduce});
     wait(adding.sum.pending, place);
+    adding.turn.take(adding.sum.own.tensor().storage());
     const auto sum = adding.sum.result();
     wait(collectives_.add_replicas(sum), place);
     const auto& flat = units_[adding.unit].flats[adding.flat];
@@ -137,6 +143,7 @@ void Sharder::finish_sums() {
     if (!home.ready()) {
       coming_.push_back(std::move(home));
     }
+    done_turn_.take(sum.device());
     done_.push_back({adding.unit, adding.flat, std::move(mean), std::move(adding.came)});
   }
 }

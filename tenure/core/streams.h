@@ -6,7 +6,7 @@
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-namespace tenure::offload {
+namespace tenure {
 
 // The allocator must not give the memory away before what `stream` does with it is done.
 inline void used_on(const c10::Storage& storage, const c10::Stream& stream) {
@@ -18,4 +18,4 @@ inline c10::Stream current_stream(c10::Device device) {
                          : c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-}  // namespace tenure::offload
+}  // namespace tenure
