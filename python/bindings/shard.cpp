@@ -59,7 +59,8 @@ void bind_stats(py::module_& m) {
       .def_readonly("moved_bytes", &shard::Stats::moved_bytes)
       .def_readonly("reduced_bytes", &shard::Stats::reduced_bytes)
       .def_readonly("units", &shard::Stats::units)
-      .def_property_readonly("excess", &shard::Stats::excess);
+      .def_property_readonly("excess", &shard::Stats::excess)
+      .def("__str__", &shard::stats_text);
 }
 
 void bind_course(py::module_& m) {

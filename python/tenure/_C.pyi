@@ -762,6 +762,7 @@ class ShardStats:
     moved_bytes: int
     reduced_bytes: int
     units: list[ShardUnitStats]
+    def __str__(self) -> str: ...
     @property
     def excess(self) -> float: ...
 

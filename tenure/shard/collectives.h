@@ -1,5 +1,6 @@
 // Collectives: what shard asks of a process group, in the way that its backend does well. Nothing
-// here blocks the host but wait(); on an accelerator that makes the current stream wait instead.
+// here blocks the host but wait(), also on an accelerator: to see that it has taken longer than the
+// timeout, NCCL's wait() looks at the collective until it is done.
 // One thread at a time, and the same calls in the same order on every rank.
 #pragma once
 

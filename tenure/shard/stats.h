@@ -39,4 +39,7 @@ struct Stats {
   }
 };
 
+// Several lines: all units together, then a table of them.
+std::string stats_text(const Stats& stats);
+
 }  // namespace tenure::shard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,23 @@ import torch
 import tenure
 from ranks import run_ranks
 from sharded_models import Net, batch_of, loss_of
+
+
+def printed(rank: int, _world: int) -> str:
+    model = tenure.shard(Net(), prefetch=0)
+    for step in range(2):
+        loss_of(model, batch_of(rank, step)).backward()
+    return str(model.tenure.stats())
+
+
+def test_they_can_be_printed() -> None:
+    [text] = run_ranks(printed, 1)
+    first, second, head, *units = text.splitlines()
+    assert re.fullmatch(r"Shard: \S+ KiB of pieces, 0 B gathered now, after 2 passes", first), text
+    assert "(excess 1.00)" in second
+    assert head.split()[:3] == ["unit", "bytes", "gathers"]
+    assert [line.split()[0] for line in units] == ["blocks.0", "blocks.1", "blocks.2", "Net"]
+    assert len({len(line) for line in units}) == 1
 
 
 def watched(rank: int, _world: int, folder: str) -> list[dict[str, int]]:
