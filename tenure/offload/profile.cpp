@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/hash.h>
 
 #include <algorithm>
 #include <cstring>
@@ -69,7 +70,7 @@ double Stopwatch::seconds() {
 
 void Profile::begin() { *this = {}; }
 
-uint32_t Profile::value_of(const c10::Storage& storage, size_t tick) {
+uint32_t Profile::value_of(const c10::Storage& storage, const Version& version, size_t tick) {
   const StorageRef ref(storage);
   const auto next = static_cast<uint32_t>(script_.trace.values.size());
   const auto [known, fresh] = values_.try_emplace(ref, next);
@@ -77,7 +78,7 @@ uint32_t Profile::value_of(const c10::Storage& storage, size_t tick) {
     script_.trace.values.push_back({.bytes = storage.nbytes(), .born = tick});
     written_.push_back(kNever);
     released_.push_back(false);
-    alive_.emplace_back(next, ref);
+    alive_.push_back({.value = next, .storage = ref, .version = version});
   }
   return known->second;
 }
@@ -94,7 +95,7 @@ Profile::Before Profile::before(const Operator& op, const torch::jit::Stack& sta
         continue;
       }
       devices.push_back(tensor.device());
-      const auto value = value_of(tensor.storage(), tick);
+      const auto value = value_of(tensor.storage(), Version(tensor), tick);
       out.tensors.push_back(value);
       if (std::ranges::find(out.inputs, value) == out.inputs.end()) {
         out.inputs.push_back(value);
@@ -129,7 +130,7 @@ void Profile::after(const Operator& op, Before before, const torch::jit::Stack& 
       scripted.bytes = output->storage().nbytes();
     }
     // Autograd may have saved it before the call was over, as a value of nobody's.
-    const auto value = value_of(output->storage(), tick);
+    const auto value = value_of(output->storage(), Version(*output), tick);
     auto& made = script_.trace.values[value];
     if (value < before.first_value || made.call != kNone) {
       continue;
@@ -193,28 +194,42 @@ int64_t Profile::output_bytes(const Operator& op, const torch::jit::Stack& stack
 }
 
 void Profile::written(const at::Tensor& tensor, size_t tick) {
-  written_[value_of(tensor.storage(), tick)] = tick;
+  written_[value_of(tensor.storage(), Version(tensor), tick)] = tick;
 }
 
-void Profile::saved(const c10::Storage& storage, uint32_t index, size_t tick) {
-  auto& value = script_.trace.values[value_of(storage, tick)];
+void Profile::saved(const c10::Storage& storage, const Version& version, uint32_t index,
+                    size_t tick) {
+  auto& value = script_.trace.values[value_of(storage, version, tick)];
   if (value.saved == kNone) {
     value.saved = index;
   }
 }
 
 void Profile::notice(size_t tick) {
-  std::erase_if(alive_, [&](const auto& known) {
-    const auto storage = known.second.lock();
+  std::erase_if(alive_, [&](Alive& known) {
+    const auto storage = known.storage.lock();
     if (!storage) {
-      script_.trace.values[known.first].gone = tick;
+      script_.trace.values[known.value].gone = tick;
       return true;
     }
     if (is_released(*storage)) {
-      released_[known.first] = true;
+      released_[known.value] = true;
+    }
+    // Kernels of compilers tell the counter, and nobody else.
+    if (!known.version.is_current()) {
+      written_[known.value] = noticed_;
+      known.version.look_again();
     }
     return false;
   });
+  noticed_ = tick;
+}
+
+uint64_t Profile::shape(uint64_t saved) const {
+  for (const auto& call : script_.calls) {
+    saved = c10::hash_combine(saved, reinterpret_cast<uintptr_t>(call.op));
+  }
+  return saved;
 }
 
 Script Profile::finish(size_t ticks) {

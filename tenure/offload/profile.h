@@ -81,18 +81,26 @@ class Profile {
   // Someone is about to write to it, in the interval `tick`.
   void written(const at::Tensor& tensor, size_t tick);
   // Autograd saves it, as the `index`-th.
-  void saved(const c10::Storage& storage, uint32_t index, size_t tick);
-  // The tick `tick` has come: who is gone since the one before?
+  void saved(const c10::Storage& storage, const Version& version, uint32_t index, size_t tick);
+  // The tick `tick` has come: who is gone since the one before, and who was written to unseen?
   void notice(size_t tick);
+  // By which steps of different calls are told apart that save as `saved` says.
+  uint64_t shape(uint64_t saved) const;
   // What the step was, in `ticks` intervals.
   Script finish(size_t ticks);
 
  private:
-  uint32_t value_of(const c10::Storage& storage, size_t tick);
+  struct Alive {
+    uint32_t value;
+    StorageRef storage;
+    Version version;  // when last looked at
+  };
+  uint32_t value_of(const c10::Storage& storage, const Version& version, size_t tick);
 
   Script script_;
   std::unordered_map<StorageRef, uint32_t> values_;
-  std::vector<std::pair<uint32_t, StorageRef>> alive_;
+  std::vector<Alive> alive_;
+  size_t noticed_ = 0;           // the last tick that came
   std::vector<size_t> written_;  // by value: when last
   std::vector<bool> released_;   // by value: someone has taken its data away for a while
 };

@@ -28,6 +28,7 @@ class Version {
   explicit Version(const at::Tensor& tensor);
 
   bool is_current() const { return !counter_.enabled() || now() == number_; }
+  void look_again() { number_ = counter_.enabled() ? now() : 0; }
   uint32_t number() const { return number_; }
   uint32_t now() const { return counter_.current_version(); }
   const c10::VariableVersion& counter() const { return counter_; }

@@ -248,7 +248,8 @@ void State::save_first(const Entry& entry, const c10::Storage& storage, bool nam
   now_.saved.bytes += storage.nbytes();
   if (mode_ == Mode::measuring && options.recompute) {
     follow_ticks();
-    profile_.saved(storage, static_cast<uint32_t>(entry->index), recorder_.interval());
+    profile_.saved(storage, entry->version, static_cast<uint32_t>(entry->index),
+                   recorder_.interval());
   }
   auto why = why_planned(*entry, storage.nbytes());
   if (!named && mode_ == Mode::planned && known_->followed != nullptr) {
