@@ -73,10 +73,19 @@ std::optional<c10::Storage> State::audit(SavedStorage& entry,
   std::optional<c10::Storage> made;
   if (value.call != nullptr) {
     ++audited_;
+    // Before the proof whatever goes wrong shows that it cannot be made again; after it that is an
+    // error of its own, or nothing where it is still there.
+    const auto failed = [&] {
+      if (is_proven(entry) && !there) {
+        throw;
+      }
+    };
     try {
       made = there ? lineage_.remake(value) : lineage_.ask(value, alone);
-    } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): what it is made of is not there
-    } catch (const UseAfterRelease&) {  // NOLINT(bugprone-empty-catch)
+    } catch (const c10::Error&) {
+      failed();
+    } catch (const Error&) {
+      failed();
     }
     const auto is_same = [&] {
       if (!was && entry.host && entry.original.device().is_cpu()) {
@@ -85,11 +94,11 @@ std::optional<c10::Storage> State::audit(SavedStorage& entry,
       was = was ? was : brought_back(entry, compute);
       return same_bytes(*was, *made);
     };
-    if (!made || !is_same()) {
+    if (made ? !is_same() : !is_proven(entry)) {
       was = was ? was : brought_back(entry, compute);
       made.reset();
       refuse(entry, *was);
-    } else if (entry.step == step_ && known_ != nullptr && known_->followed != nullptr) {
+    } else if (made && entry.step == step_ && known_ != nullptr && known_->followed != nullptr) {
       known_->followed->proven[value.index] = true;
     }
   }
@@ -99,16 +108,20 @@ std::optional<c10::Storage> State::audit(SavedStorage& entry,
   return there ? std::nullopt : made;
 }
 
+bool State::is_proven(const SavedStorage& entry) const {
+  return known_ == nullptr || known_->followed == nullptr || entry.step != step_ ||
+         known_->followed->proven[entry.value->index];
+}
+
 // It is what it was for good, and nothing of its kind is made again.
 void State::refuse(SavedStorage& entry, const c10::Storage& was) {
   auto& value = *entry.value;
-  const bool proven = known_ == nullptr || known_->followed == nullptr || entry.step != step_ ||
-                      known_->followed->proven[value.index];
+  const bool proven = is_proven(entry);
   const auto name = call_text(value.call->op->name, value.call->module);
   denied_.insert({value.call->op->name, value.call->module});
   value.hold_for_good(was);
   if (proven) {
-    all_known_.clear();  // plans with it
+    forget_plans();
     throw MutationError(
         text(name,
              " gave something else when it was called again than it gave in forward: what it is "

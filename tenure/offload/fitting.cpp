@@ -79,6 +79,9 @@ void State::call_followed(const Operator& op, c10::DispatchKeySet keys, torch::j
       call_times_.called(lineage_.next());
     }
     call = lineage_.before(op, stack);
+    if (mode_ == Mode::planned && !lineage_.lost().empty()) {
+      mode_ = Mode::following;
+    }
   }
   op.run(keys, stack);
   std::lock_guard lock(mutex_);
@@ -159,6 +162,7 @@ c10::Storage State::content(SavedStorage& entry, const c10::Stream& compute) {
     return std::move(*there);
   }
   if (entry.action == Action::keep) {
+    forget_plans();
     throw UseAfterRelease(
         text("saved activations are asked for more often than in the step that was profiled, and ",
              entry.original.text(),

@@ -170,6 +170,21 @@ bool State::is_to_be_measured(uint64_t shape) {
   return true;
 }
 
+// Of the step that is over. Steps that save alike may be of different calls: a profiled one knows.
+uint64_t State::shape() const {
+  if (mode_ == Mode::planned) {
+    return known_->shape;
+  }
+  const auto saved = shape_of(recorder_.timeline());
+  if (mode_ == Mode::measuring) {
+    return options.recompute ? profile_.shape(saved) : saved;
+  }
+  const auto alike = std::ranges::find_if(all_known_, [&](const auto& known) {
+    return known != known_ && options.recompute && shape_of(known->measured) == saved;
+  });
+  return alike == all_known_.end() ? saved : (*alike)->shape;
+}
+
 void State::remember(uint64_t shape) {
   if (followed_.size() >= kMostShapes || unknown_.size() >= kMostShapes) {
     followed_.clear();
@@ -198,6 +213,12 @@ void State::lose_plan() {
   fetched_upto_ = 0;
 }
 
+// They are of another step than those that come now.
+void State::forget_plans() {
+  all_known_.clear();
+  fits_.clear();
+}
+
 // Under a budget none: what the step will need is not known.
 uint64_t State::following_room() const {
   return options.budget ? 0 : std::max(kLeastRoom, 2 * largest_);
@@ -218,7 +239,7 @@ void State::finish_step() {
   if (timeline.saved.empty() || !recorder_.any_needed()) {
     return;  // nothing to learn from a forward alone
   }
-  remember(shape_of(timeline));
+  remember(shape());
   if (mode_ == Mode::measuring) {
     options.recompute ? learn_fit() : learn();
   } else if (mode_ == Mode::planned) {

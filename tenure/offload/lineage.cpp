@@ -88,6 +88,7 @@ void Lineage::begin(std::shared_ptr<const Followed> followed) {
   next_ = 0;
   inside_ = false;
   lost_ = followed_ == nullptr ? "no plan" : "";
+  is_lost_ = std::make_shared<bool>(false);
   values_.assign(followed_ == nullptr ? 0 : followed_->script.trace.values.size(), nullptr);
   made_ = {};
   std::erase_if(sources_, [](const auto& known) { return known.second.expired(); });
@@ -104,6 +105,7 @@ void Lineage::let_go() {
 void Lineage::lose(std::string why) {
   if (lost_.empty()) {
     lost_ = std::move(why);
+    *is_lost_ = true;
   }
 }
 
@@ -175,6 +177,7 @@ std::shared_ptr<Value> Lineage::value_for(const at::Tensor& tensor, uint32_t val
   auto out = std::make_shared<Value>(tensor, value);
   out->owner = followed_->owners[value];
   out->asks = std::max(followed_->asks_of_value[value], followed_->fit.asks[value]);
+  out->lost = is_lost_;
   return out;
 }
 
@@ -349,7 +352,7 @@ c10::Storage Lineage::ask(Value& value, bool alone, Scratch& scratch) {
   }
   if (value.asks == 0) {
     value.memo.release();
-    if (value.entry != nullptr && value.entry->root) {
+    if (value.entry != nullptr && value.entry->root && !*value.lost) {
       shelf_.used_up(*value.entry);
     }
   }

@@ -7,6 +7,9 @@
 // to make another, and goes with the last time. A backward that retains its graph, or a node that
 // may write to what it is given, gets storages of its own, which nobody remembers.
 //
+// In a step that turns out not to be as planned nothing says how often more things will be asked
+// for: from then on what others are made of stays until the last of them goes.
+//
 // Note [Writes]
 // What is held may be written to by its owner, to whom it is an ordinary tensor. The write is seen
 // before it happens, and what was dropped and is made of it is made then, for good. Writes on other
@@ -119,6 +122,7 @@ class Lineage {
   bool inside_ = false;   // one
   bool holding_ = false;  // values_ for what is to come of forward
   std::string lost_ = "no plan";
+  std::shared_ptr<bool> is_lost_;  // shared with the values of the step, which may outlive it
   std::vector<std::shared_ptr<Value>> values_;
   std::vector<std::pair<uint32_t, std::weak_ptr<SavedStorage>>>
       waiting_;  // for the call to be over

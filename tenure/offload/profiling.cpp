@@ -137,7 +137,7 @@ void State::learn_fit() {
   }
   auto known = std::make_shared<Known>();
   known->measured = profiled_timeline();
-  known->shape = shape_of(known->measured);
+  known->shape = shape();
   known->followed = std::make_shared<Followed>();
   known->followed->script = profile_.finish(known->measured.ticks());
   for (auto& value : known->followed->script.trace.values) {

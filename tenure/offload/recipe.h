@@ -37,13 +37,14 @@ struct Value {
   StorageRef storage;
   Version version;  // when it was seen
   uint64_t bytes;
-  uint32_t index;              // in the trace
-  OwnerId owner{};             // of its leases
-  uint32_t asks = 0;           // still to come, by the plan
-  bool written = false;        // since it was seen: its storage is something else now
-  std::shared_ptr<Call> call;  // that makes it again; null: it is held
-  uint32_t output = 0;         // of that call
-  Geometry geometry;           // of the output
+  uint32_t index;                    // in the trace
+  OwnerId owner{};                   // of its leases
+  uint32_t asks = 0;                 // still to come, by the plan
+  bool written = false;              // since it was seen: its storage is something else now
+  std::shared_ptr<const bool> lost;  // shared with all of its step: it did not follow its plan
+  std::shared_ptr<Call> call;        // that makes it again; null: it is held
+  uint32_t output = 0;               // of that call
+  Geometry geometry;                 // of the output
 
   std::shared_ptr<SavedStorage> entry;  // held as what autograd saves is,
   Lease kept;                           // or on the device

@@ -57,7 +57,12 @@ void State::reach(const SavedStorage& entry) {
   doubt(entry);
   if (mode_ == Mode::planned) {
     const auto needed = known_->timeline.saved[entry.index].needed;
-    position_ = needed == kNever ? position_ : std::max(position_, needed);
+    if (needed != kNever) {
+      position_ = std::max(position_, needed);
+    } else if (options.recompute) {
+      lineage_.lose("backward goes where it did not in the profiled step");
+      mode_ = Mode::following;
+    }
   }
 }
 

@@ -179,7 +179,7 @@ State::Entry State::find(const c10::Storage& storage, const Version& version, Ra
   }
   for (const auto& weak : known->second) {
     const auto entry = weak.lock();
-    if (entry != nullptr && entry->version == version && range.first >= entry->begin &&
+    if (entry != nullptr && serves(*entry, version) && range.first >= entry->begin &&
         range.second <= entry->begin + entry->bytes) {
       return entry;
     }
@@ -233,11 +233,18 @@ State::Entry State::first_part(const c10::Storage& storage, const Version& versi
   }
   for (const auto& weak : known->second) {
     const auto entry = weak.lock();
-    if (entry != nullptr && entry->version == version && entry->step == step_) {
+    if (entry != nullptr && serves(*entry, version) && entry->step == step_) {
       return entry;
     }
   }
   return nullptr;
+}
+
+// Whether it may be asked for on account of what is saved now. What was dropped may not once the
+// step is not as planned: how often it can be made is a part of the plan.
+bool State::serves(const SavedStorage& entry, const Version& version) const {
+  const bool planned = mode_ == Mode::planned && entry.step == step_;
+  return entry.version == version && (entry.action != Action::recompute || planned);
 }
 
 void State::save_first(const Entry& entry, const c10::Storage& storage, bool named) {

@@ -105,6 +105,7 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   std::optional<Kept> why_planned(const SavedStorage& entry, uint64_t bytes);
   bool others_hold(const SavedStorage& entry, const c10::Storage& storage) const;
   Entry first_part(const c10::Storage& storage, const Version& version) const;
+  bool serves(const SavedStorage& entry, const Version& version) const;
   void save_first(const Entry& entry, const c10::Storage& storage, bool named);
   void save_more(const Entry& entry, const c10::Storage& storage, const SavedStorage& first);
   void keep(SavedStorage& entry, const c10::Storage& storage, Kept why);
@@ -140,6 +141,7 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   void used_up(SavedStorage& root) override;
   at::Tensor remade(const Saved& saved, const c10::Stream& compute, Sharing sharing);
   bool is_audited(const SavedStorage& entry);
+  bool is_proven(const SavedStorage& entry) const;
   c10::Storage brought_back(SavedStorage& entry, const c10::Stream& compute);
   static bool is_on_host(const SavedStorage& entry, const c10::Storage& made);
   std::optional<c10::Storage> audit(SavedStorage& entry, const std::optional<c10::Storage>& there,
@@ -156,7 +158,9 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   void forget_dead();
   void choose_mode();
   void lose_plan();
+  void forget_plans();
   bool is_to_be_measured(uint64_t shape);
+  uint64_t shape() const;
   void remember(uint64_t shape);
   void meet(std::vector<StorageRef> alive);
   void check_lives_on();

@@ -123,3 +123,78 @@ def test_a_step_that_ends_early() -> None:
 
     assert part(fit) == part(nullcontext())
     assert fit.stats().diverged
+
+
+class Hidden(nn.Module):
+    """Its hidden activations are for whoever wants more of them than the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        out = []
+        for layer in self.layers:
+            y = layer(x)
+            out.append((y - y.mean(-1, keepdim=True)) / (y.std(-1, keepdim=True) + 1))
+            x = nn.functional.silu(out[-1])
+        return [*out, x]
+
+
+@pytest.mark.filterwarnings("ignore:this step did not follow")
+@pytest.mark.parametrize("part", [0.5, 0.7])
+@pytest.mark.parametrize("audit", [0.001, 1.0])
+def test_what_was_dropped_is_saved_once_more(part: float, audit: float) -> None:
+    """By a loss that is added in every second step."""
+
+    def make() -> Job:
+        model = Hidden()
+        x = torch.randn(256, 64)
+
+        def loss(more: int) -> Tensor:
+            *hidden, y = model(x)
+            out = y.square().mean()
+            return out + sum(h.sin().mean() for h in hidden) if more else out
+
+        return Job(model, loss)
+
+    torch.manual_seed(0)
+    job, fit = tight(make, part=part, audit=audit)
+    settle(job, fit)
+    plain = {more: gradients(job, nullcontext(), more) for more in (0, 1)}
+    modes = []
+    for n in range(14):
+        assert gradients(job, fit, n % 2) == plain[n % 2], n
+        modes.append(fit.stats().mode)
+    assert modes[1] == "following"
+    assert modes[-2:] == ["planned"] * 2
+    assert fit.plan.denied == []
+
+
+@pytest.mark.filterwarnings("ignore:this step did not follow")
+@pytest.mark.parametrize("audit", [0.001, 1.0])
+def test_a_backward_that_goes_further_than_the_profiled_one(audit: float) -> None:
+    x = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
+
+    def make() -> Job:
+        return Job(Hidden(), lambda _: x.sum())
+
+    def run(job: Job, further: int, context: Context) -> None:
+        with context:
+            hidden = job.model(x)
+            losses = [hidden[3].square().mean(), hidden[-1].square().mean()]
+            torch.autograd.backward(losses[: 1 + further])
+
+    def gradients(context: Context, further: int) -> list[bytes]:
+        job.model.zero_grad(set_to_none=True)
+        run(job, further, context)
+        return grads(job.model)
+
+    job, fit = tight(make, run, part=0.1, audit=audit)
+    settle(job, fit, run)
+    plain = {further: gradients(nullcontext(), further) for further in (0, 1)}
+    for further in (0, 1, 0, 1, 0, 1, 0):
+        assert gradients(fit, further) == plain[further]
+        assert (fit.stats().mode == "following") <= bool(further)
+    assert fit.plan.denied == []
