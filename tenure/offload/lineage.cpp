@@ -194,7 +194,7 @@ std::shared_ptr<Value> Lineage::source(const at::Tensor& tensor, uint32_t value)
   } else {
     known->kept = hold(tensor.storage(), known->owner, ScopeId::process);
   }
-  sources_[known->storage] = known;
+  sources_.emplace(known->storage, known);
   return known;
 }
 
@@ -243,30 +243,31 @@ void Lineage::make_value(const std::shared_ptr<Call>& call, const at::Tensor& ou
         from.value->dependents.push_back(made);
       }
     }
-    sources_[made->storage] = made;
+    sources_.emplace(made->storage, made);
     values_[value] = std::move(made);
   } else if (followed_->root_of_value[value] != kNone) {
     (void)source(output, value);
   }
 }
 
-void Lineage::written(const at::Tensor& tensor) {
+bool Lineage::written(const at::Tensor& tensor) {
   if (sources_.empty() || !is_plain(tensor)) {
-    return;
+    return false;
   }
-  const auto known = sources_.find(StorageRef(tensor.storage()));
-  if (known == sources_.end()) {
-    return;
-  }
-  if (const auto value = known->second.lock()) {
-    value->written = true;
-    for (const auto& weak : std::exchange(value->dependents, {})) {
-      if (const auto dependent = weak.lock()) {
-        make_for_good(*dependent);
+  const auto [first, last] = sources_.equal_range(StorageRef(tensor.storage()));
+  for (auto source = first; source != last; ++source) {
+    if (const auto value = source->second.lock()) {
+      for (const auto& weak : std::exchange(value->dependents, {})) {
+        if (const auto dependent = weak.lock()) {
+          make_for_good(*dependent);
+        }
       }
+      value->written = true;
     }
   }
-  sources_.erase(known);
+  const bool known = first != last;
+  sources_.erase(first, last);
+  return known;
 }
 
 void Lineage::make_for_good(Value& value) {
@@ -306,7 +307,7 @@ void Lineage::rest(const std::shared_ptr<SavedStorage>& entry, const at::Tensor&
   auto& known = values_[value];
   if (known == nullptr) {
     known = value_for(tensor, value);
-    sources_[known->storage] = known;
+    sources_.emplace(known->storage, known);
   }
   if (is_still(*known, entry->original) && known->entry == nullptr && known->call == nullptr) {
     entry->asks = known->asks;

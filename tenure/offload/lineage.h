@@ -84,8 +84,8 @@ class Lineage {
   // Around a call. What before() returns is for after() alone.
   std::shared_ptr<Call> before(const Operator& op, const torch::jit::Stack& stack);
   void after(const Operator& op, const std::shared_ptr<Call>& call, const torch::jit::Stack& stack);
-  // Someone is about to write to it.
-  void written(const at::Tensor& tensor);
+  // Someone is about to write to it. Whether it is among what the step follows.
+  bool written(const at::Tensor& tensor);
 
   // Autograd saves what the plan drops, at that place: entry.value, now or when the call is over.
   // False: it cannot be made again.
@@ -127,7 +127,8 @@ class Lineage {
   std::vector<std::pair<uint32_t, std::weak_ptr<SavedStorage>>>
       waiting_;  // for the call to be over
   // By the storage that a write would go to: of this step, and those that are still held.
-  std::unordered_map<StorageRef, std::weak_ptr<Value>> sources_;
+  // One may be several values: where the profiled step had two tensors, this one may have one.
+  std::unordered_multimap<StorageRef, std::weak_ptr<Value>> sources_;
   Count made_;
 };
 
