@@ -149,6 +149,33 @@ void pop_hooks() {
       .attr("_pop_saved_tensors_default_hooks")();
 }
 
+// By the names that a class tells compilers, or else by its attributes.
+std::vector<at::Tensor> wrapped(const at::Tensor& tensor) {
+  constexpr size_t kMost = 64;
+  const py::gil_scoped_acquire gil;
+  std::vector<at::Tensor> out;
+  std::vector<py::object> open{py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor))};
+  for (size_t i = 0; i < open.size() && i < kMost; ++i) {
+    const auto object = open[i];
+    const auto names = py::hasattr(object, "__tensor_flatten__")
+                           ? py::list(object.attr("__tensor_flatten__")().cast<py::tuple>()[0])
+                           : py::list(py::getattr(object, "__dict__", py::dict()));
+    for (const auto& name : names) {
+      const auto inner = py::getattr(object, name, py::none());
+      if (!THPVariable_Check(inner.ptr())) {
+        continue;
+      }
+      const auto& found = THPVariable_Unpack(inner.ptr());
+      if (found.key_set().has(c10::DispatchKey::Python)) {
+        open.push_back(inner);
+      } else {
+        out.push_back(found);
+      }
+    }
+  }
+  return out;
+}
+
 std::string_view action_name(offload::Action action) {
   switch (action) {
     case offload::Action::keep:
@@ -194,7 +221,7 @@ void bind_fitted(py::module_& m) {
   });
 }
 
-constexpr offload::LanguageHooks kPythonHooks{&push_hooks, &pop_hooks};
+constexpr offload::LanguageHooks kPythonHooks{&push_hooks, &pop_hooks, &wrapped};
 
 }  // namespace
 

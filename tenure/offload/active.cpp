@@ -96,6 +96,11 @@ void pop() {
 
 void install(const LanguageHooks* hooks) { g_language = hooks; }
 
+std::vector<at::Tensor> wrapped_in(const at::Tensor& tensor) {
+  const auto* language = g_language.load();
+  return language == nullptr ? std::vector<at::Tensor>() : language->wrapped(tensor);
+}
+
 Active::Active(Session& session) : session_(session), exceptions_(std::uncaught_exceptions()) {
   session_.begin();
   try {

@@ -11,6 +11,10 @@
 
 #include <tenure/offload/session.h>
 
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
 namespace tenure::offload {
 
 // One thread's: make and end it on the same.
@@ -33,12 +37,17 @@ class Active {
   bool open_ = true;
 };
 
-// How a language runtime has autograd call a session on this thread. Installed once, by its
-// bindings, and lives forever.
+// How a language runtime has autograd call a session on this thread, and what it knows of tensors.
+// Installed once, by its bindings, and lives forever.
 struct LanguageHooks {
   void (*push)(Session& session);
   void (*pop)();
+  std::vector<at::Tensor> (*wrapped)(const at::Tensor& tensor);
 };
 void install(const LanguageHooks* hooks);
+
+// The tensors that one of a class of the language's is made of, as far as it can be told. Any
+// thread, holding no lock.
+std::vector<at::Tensor> wrapped_in(const at::Tensor& tensor);
 
 }  // namespace tenure::offload

@@ -6,30 +6,43 @@
 #include <tenure/core/text.h>
 #include <tenure/core/torch_compat.h>
 #include <tenure/core/where.h>
+#include <tenure/offload/active.h>
 #include <tenure/offload/state.h>
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <tuple>
 
 namespace tenure::offload {
 namespace {
 
-void for_each_written(const Operator& op, const torch::jit::Stack& stack,
-                      const std::function<void(const at::Tensor&)>& tell) {
+// The tensors that a call is about to write to; of what a class of Python's wraps, those inside.
+c10::SmallVector<at::Tensor, 2> written_by(const Operator& op, const torch::jit::Stack& stack) {
+  c10::SmallVector<at::Tensor, 2> out;
+  const auto* arguments = stack.data() + stack.size() - op.arguments;
+  if (op.writes_if && !arguments[*op.writes_if].toBool()) {
+    return out;
+  }
+  const auto add = [&](const at::Tensor& tensor) {
+    if (!tensor.defined()) {
+      return;
+    }
+    if (tensor.key_set().has(c10::DispatchKey::Python)) {
+      const auto inside = wrapped_in(tensor);
+      out.append(inside.begin(), inside.end());
+    } else {
+      out.push_back(tensor);
+    }
+  };
   for (const auto place : op.writes) {
-    const auto& argument = stack[stack.size() - op.arguments + place];
+    const auto& argument = arguments[place];
     if (argument.isTensor()) {
-      if (argument.toTensor().defined()) {
-        tell(argument.toTensor());
-      }
+      add(argument.toTensor());
     } else if (argument.isTensorList()) {
-      for (const at::Tensor& tensor : argument.toTensorVector()) {
-        tell(tensor);
-      }
+      std::ranges::for_each(argument.toTensorVector(), add);
     }
   }
+  return out;
 }
 
 }  // namespace
@@ -59,16 +72,35 @@ void State::call(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack
 }
 
 void State::tell_writes(const Operator& op, const torch::jit::Stack& stack) {
+  const auto tensors = written_by(op, stack);
   std::lock_guard lock(mutex_);
-  for_each_written(op, stack, [&](const at::Tensor& tensor) {
+  for (const auto& tensor : tensors) {
     if (!is_plain(tensor)) {
-      return;
+      continue;
     }
     if (mode_ == Mode::measuring) {
       profile_.written(tensor, recorder_.interval());
     }
-    lineage_.written(tensor);
-  });
+    if (lineage_.written(tensor)) {
+      keep_dropped(tensor.storage());
+    }
+  }
+}
+
+// What autograd saves it shares with whoever writes to it. Where that is an error the version tells
+// in backward; where it is none, as through `.data`, backward is to see what was written.
+void State::keep_dropped(const c10::Storage& storage) {
+  const auto known = table_.find(StorageRef(storage));
+  if (known == table_.end()) {
+    return;
+  }
+  for (const auto& weak : known->second) {
+    const auto entry = weak.lock();
+    if (entry != nullptr && entry->value != nullptr) {
+      entry->kept = hold(storage, entry->on_device, ScopeId::process);
+      entry->value = nullptr;
+    }
+  }
 }
 
 void State::call_followed(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {

@@ -94,6 +94,13 @@ constexpr std::array<std::string_view, 66> kPure{
     "aten::where",
 };
 
+// Those that write running figures without their schema telling.
+constexpr std::array<std::string_view, 6> kRunning{
+    "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts",
+    "aten::batch_norm_update_stats", "aten::cudnn_batch_norm",
+    "aten::miopen_batch_norm",       "aten::native_batch_norm",
+};
+
 bool is_pure(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   const auto& name = op.operator_name().name;
@@ -144,7 +151,7 @@ class Kernel final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
     const auto below = keys & kBelowWatcher;
     auto* watcher = t_watcher;
-    if (watcher == nullptr || below.has_any(c10::autocast_dispatch_keyset)) {
+    if (watcher == nullptr || below.has_any(kBeforeWatcher)) {
       op.redispatchBoxed(below, stack);
       return;
     }
@@ -223,6 +230,12 @@ Operator::Operator(const c10::OperatorHandle& op)
     if (alias != nullptr && alias->isWrite()) {
       writes.push_back(i);
     }
+  }
+  if (writes.empty() && std::ranges::find(kRunning, op.operator_name().name) != kRunning.end()) {
+    for (const auto* figure : {"running_mean", "running_var"}) {
+      writes.push_back(static_cast<uint32_t>(*schema.argumentIndexWithName(figure)));
+    }
+    writes_if = schema.argumentIndexWithName("training");
   }
 }
 

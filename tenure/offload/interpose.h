@@ -6,7 +6,8 @@
 // tests. The first watcher puts a kernel there for each operator that makes or writes tensors; the
 // slot is passed over on all threads but those that are watched. Views and composite operators have
 // no kernel: views make no storage, and composites are seen as what they are made of. Where
-// autocast has something to do it is let through first, so that its casts are calls like others.
+// autocast has something to do it is let through first, so that its casts are calls like others;
+// and so are transforms like vmap, whose calls on the tensors inside are seen.
 // What a kernel calls inside is not seen: the call that was made stands for all of it.
 //
 // Operators that are registered later get their kernel when a watcher comes next.
@@ -19,6 +20,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 namespace tenure::offload {
 
@@ -31,7 +33,8 @@ struct Operator {
   NameId name;
   uint32_t arguments;
   uint32_t returns;
-  c10::SmallVector<uint32_t, 2> writes;  // arguments that it writes to
+  c10::SmallVector<uint32_t, 2> writes;  // arguments that it writes to,
+  std::optional<uint32_t> writes_if;     // where this one is true; none: always
   // It makes its outputs of its inputs alone, does nothing else, and is not random. Whether it
   // gives the same bits again is for whoever tries.
   bool pure;

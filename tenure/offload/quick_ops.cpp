@@ -54,7 +54,7 @@ class Quick<Op, Result(Arguments...)> final : public c10::OperatorKernel {
   Result operator()(DispatchKeySet keys, Arguments... arguments) {
     const auto below = keys & kBelowWatcher;
     auto* watcher = t_watcher;
-    if (watcher == nullptr || below.has_any(c10::autocast_dispatch_keyset)) {
+    if (watcher == nullptr || below.has_any(kBeforeWatcher)) {
       return Op::redispatch(below, std::forward<Arguments>(arguments)...);
     }
     if (watcher->passes(op_)) {

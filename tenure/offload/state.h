@@ -133,6 +133,7 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   void call_profiled(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
   void call_followed(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
   void tell_writes(const Operator& op, const torch::jit::Stack& stack);
+  void keep_dropped(const c10::Storage& storage);
   void follow_ticks();
   bool is_dropped(const SavedStorage& entry) const;
   void drop(const Entry& entry, const c10::Storage& storage);
