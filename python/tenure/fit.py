@@ -12,6 +12,7 @@ from typing import Literal, Self
 import torch
 from torch import nn
 from torch.nn.modules import module as modules
+from torch.utils.hooks import RemovableHandle
 
 from tenure import _C
 from tenure._C import FitPlan, OffloadStats
@@ -97,21 +98,21 @@ class Fit(Entered):
             audit=float(audit),
         )
         super().__init__(models, session)
-        self._naming: list[torch.utils.hooks.RemovableHandle] = []
+        self._naming: _Naming | None = None
         self._warned: set[str] = set()
 
     def __enter__(self) -> Self:
         """Begins a step."""
         super().__enter__()
         if self._session.measuring:
-            self._naming = _name_modules(self._models)
+            self._naming = _Naming(self._models)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Ends it; one that an exception ended teaches nothing."""
-        for handle in self._naming:
-            handle.remove()
-        self._naming = []
+        if self._naming is not None:
+            self._naming.end()
+        self._naming = None
         super().__exit__(kind, error, trace)
         if error is None:
             self._say_diverged()
@@ -207,24 +208,36 @@ class Frontier:
         return Path(path)
 
 
-def _name_modules(models: tuple[nn.Module, ...]) -> list[torch.utils.hooks.RemovableHandle]:
-    names = {
-        module: name or type(module).__name__
-        for model in models
-        for name, module in model.named_modules()
-    }
-    outer: list[str] = []
+class _Naming:
+    """While it lasts, what runs on this thread is in the name of the innermost module."""
 
-    def enter(module: nn.Module, _args: object) -> None:
-        if not torch.compiler.is_compiling() and module in names:
-            outer.append(_C.enter_module(names[module]))
+    def __init__(self, models: tuple[nn.Module, ...]) -> None:
+        names = {
+            module: name or type(module).__name__
+            for model in models
+            for name, module in model.named_modules()
+        }
+        self._outer: list[str] = []
 
-    def leave(module: nn.Module, _args: object, _result: object) -> None:
-        if not torch.compiler.is_compiling() and module in names and outer:
-            _C.enter_module(outer.pop())
+        def enter(module: nn.Module, _args: object) -> None:
+            if not torch.compiler.is_compiling() and module in names:
+                self._outer.append(_C.enter_module(names[module]))
 
-    after: Callable[..., torch.utils.hooks.RemovableHandle] = modules.register_module_forward_hook
-    return [modules.register_module_forward_pre_hook(enter), after(leave, always_call=True)]
+        def leave(module: nn.Module, _args: object, _result: object) -> None:
+            if not torch.compiler.is_compiling() and module in names and self._outer:
+                _C.enter_module(self._outer.pop())
+
+        after: Callable[..., RemovableHandle] = modules.register_module_forward_hook
+        before = modules.register_module_forward_pre_hook(enter)
+        self._hooks = [before, after(leave, always_call=True)]
+
+    def end(self) -> None:
+        """Also of modules that Ctrl-C ended, of which no hook hears."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._outer:
+            _C.enter_module(self._outer[0])
+        self._outer.clear()
 
 
 def _lines(stats: OffloadStats, plan: FitPlan) -> list[str]:

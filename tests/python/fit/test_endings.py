@@ -62,6 +62,22 @@ def test_an_exception(where: str, at: int) -> None:
     assert fit.stats().remade_calls > 0
 
 
+def test_ctrl_c_in_a_module_of_the_profiled_step_leaves_no_name() -> None:
+    job = deep()
+    fit = tenure.Fit(job.model, budget="1TiB")
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = job.model[3].register_forward_hook(interrupt)  # type: ignore[index]
+    with pytest.raises(KeyboardInterrupt), fit:
+        job.loss(0)
+    hook.remove()
+    with fit:
+        torch.ones(256, 64, requires_grad=True).cosh().cosh().sum().backward()
+    assert {row.module for row in fit.plan.rows} == {""}
+
+
 def test_an_operator_that_fails_and_is_caught_inside() -> None:
     job, fit = tight(deep)
     job.loss(0).backward()
