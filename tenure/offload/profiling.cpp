@@ -136,6 +136,7 @@ void State::learn_fit() {
     lane->copier.collect_all();  // what was saved first comes back last
   }
   auto known = std::make_shared<Known>();
+  known->most = recorder_.peak();
   known->measured = profiled_timeline();
   known->shape = shape();
   known->followed = std::make_shared<Followed>();

@@ -52,6 +52,7 @@ struct Lane {
 struct Known {
   Timeline timeline;
   uint64_t shape = 0;
+  int64_t most = 0;    // allocated at once in that step
   uint64_t small = 0;  // not worth a copy; decided once, so that what moves stays the same
   Plan plan;
   // With recompute: the step as it was measured, while `timeline` and `plan` are the fit's.
@@ -158,6 +159,9 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
 
   void forget_dead();
   void choose_mode();
+  int64_t above_begin(const Known& known) const;
+  bool begins_alike(const Known& known) const;
+  bool reaches_begin();
   void lose_plan();
   void forget_plans();
   bool is_to_be_measured(uint64_t shape);
@@ -232,8 +236,12 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   std::unordered_map<StorageRef, uint32_t> met_;
   uint64_t doubt_from_ = 0;  // the step from which on a plan may be doubted again
   uint64_t doubt_pause_ = 1;
+  uint64_t level_from_ = 0;  // the step from which on one may be measured for its level again
+  uint64_t level_pause_ = 1;
   int64_t margin_ = 0;  // by which plans were exceeded
   Stats last_;
+  bool saves_nothing_ = false;  // the last whole step, that could go
+  bool refused_ = false;        // no plan of the last one made is within the budget
   uint64_t audited_ = 0;
   // Operators, by name and module, that gave something else when they were called again.
   std::set<std::pair<NameId, NameId>> denied_;
