@@ -201,6 +201,7 @@ void bind_fitted(py::module_& m) {
       .def_readonly("seconds", &Row::seconds);
   py::class_<Fitted>(m, "FitPlan")
       .def_readonly("rows", &Fitted::rows)
+      .def_readonly("saves_nothing", &Fitted::saves_nothing)
       .def_readonly("promised", &Fitted::promised)
       .def_readonly("least", &Fitted::least)
       .def_readonly("recompute_seconds", &Fitted::recompute_seconds)

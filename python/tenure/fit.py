@@ -126,13 +126,14 @@ class Fit(Entered):
         """What other budgets would cost: of the step that was profiled last.
 
         Raises:
-            InputError: Before a whole step, forward and backward, has run; and for no points.
+            InputError: Where there is no plan: before a whole step, forward and backward, has run,
+                for a model that saves nothing, and below the least budget; and for no points.
         """
         if isinstance(points, bool) or not isinstance(points, int) or points < 1:
             raise InputError(f"a frontier has one point or more, not {points!r}")
         found = self._session.frontier(points)
         if not found:
-            raise InputError("a frontier needs one whole step: run forward and backward inside Fit")
+            raise InputError(f"there is no frontier: {_no_plan(self.stats(), self.plan)}")
         return Frontier(
             [FrontierPoint(p.peak, p.seconds, p.kept, p.moved, p.recomputed) for p in found]
         )
@@ -243,7 +244,7 @@ class _Naming:
 def _lines(stats: OffloadStats, plan: FitPlan) -> list[str]:
     lines = [f"Fit: {stats.steps} steps, the last one {stats.mode}"]
     if not plan.rows:
-        return [*lines, "  nothing is planned yet: run forward and backward inside it once"]
+        return [*lines, f"  {_no_plan(stats, plan)}"]
     lines.append(
         f"  peak {_size(stats.peak)} measured, {_size(plan.promised)} promised, of a budget of "
         f"{_size(stats.budget)}; the least is {_size(plan.least)}"
@@ -259,6 +260,18 @@ def _lines(stats: OffloadStats, plan: FitPlan) -> list[str]:
     if stats.diverged:
         lines.append(f"  the last step did not follow its plan: {stats.diverged}")
     return lines
+
+
+def _no_plan(stats: OffloadStats, plan: FitPlan) -> str:
+    """Why there is none, and what to do."""
+    if plan.saves_nothing:
+        return "nothing is planned: autograd saved nothing in the last step that could go"
+    if plan.least > 0:
+        return (
+            f"no plan meets the budget of {_size(stats.budget)}, the least is {_size(plan.least)}: "
+            'for what budgets cost, run one step with budget="1TiB"'
+        )
+    return "nothing is planned yet: run forward and backward inside it once"
 
 
 def _rows(plan: FitPlan, action: str, words: str) -> list[str]:

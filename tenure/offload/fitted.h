@@ -19,7 +19,8 @@ struct Fitted {
     uint64_t bytes = 0;
     double seconds = 0;  // to make them again
   };
-  std::vector<Row> rows;  // by action, the most bytes first; empty: nothing is planned yet
+  std::vector<Row> rows;       // by action, the most bytes first; empty: there is no plan
+  bool saves_nothing = false;  // because autograd saved nothing in the last step that could go
   int64_t promised = 0;
   int64_t least = 0;
   double recompute_seconds = 0;

@@ -255,6 +255,8 @@ Fitted State::fitted() {
   for (const auto& [op, module] : denied_) {
     out.denied.push_back(call_text(op, module));
   }
+  out.saves_nothing = saves_nothing_;
+  out.least = refused_ ? last_.least : 0;
   if (all_known_.empty() || all_known_.front()->followed == nullptr) {
     return out;
   }

@@ -53,9 +53,10 @@ uint64_t shape_of(const Timeline& timeline) {
 void State::begin() {
   std::lock_guard lock(mutex_);
   if (active_) {
-    throw InputError(text("this ", options.recompute ? "Fit" : "Offload",
-                          " is entered already: leave it first, or make a second one for a nested "
-                          "block"));
+    throw InputError(options.recompute
+                         ? "this Fit is entered already: leave it first"
+                         : "this Offload is entered already: leave it first, or make a second one "
+                           "for a nested block");
   }
   if (open_) {
     finish_step();
@@ -292,6 +293,7 @@ void State::finish_step() {
     lane->copier.collect();
   }
   report();
+  saves_nothing_ = timeline.saved.empty();
   if (timeline.saved.empty() || !recorder_.any_needed()) {
     return;  // nothing to learn from a forward alone
   }

@@ -168,7 +168,8 @@ void State::make_fit(Known& known) {
   const auto cap = cap_of(static_cast<int64_t>(budget));
   auto found = fit(known.measured, followed.script.trace, way, cap);
   last_.least = found ? found->least : least_fit_peak(known.measured, followed.script.trace, way);
-  if (!found) {
+  refused_ = !found;
+  if (refused_) {
     // Another profile of the same step may come out a little higher.
     const auto least = least_budget(part_of(last_.least, kLeastSlack));
     std::erase_if(all_known_, [&](const auto& other) { return other.get() == &known; });

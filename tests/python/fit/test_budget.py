@@ -217,7 +217,66 @@ def test_a_model_that_saves_nothing() -> None:
         with fit:
             model(x).sum().backward()
     assert fit.stats().dropped_bytes == 0
-    assert "nothing is planned yet" in str(fit)
+    said = "nothing is planned: autograd saved nothing in the last step that could go"
+    assert str(fit).splitlines()[1] == f"  {said}"
+    with pytest.raises(tenure.InputError, match=said):
+        fit.frontier()
+
+
+def test_what_is_said_after_a_refusal() -> None:
+    job = deep()
+    fit = tenure.Fit(job.model, budget="1KiB")
+    with pytest.raises(tenure.BudgetError):
+        inside(job, 0, fit)
+    said = r'no plan meets the budget of 1.0 KiB, the least is \d.*: .*one step with budget="1TiB"'
+    assert re.search(said, str(fit))
+    with pytest.raises(tenure.InputError, match=said):
+        fit.frontier()
+
+
+def test_levels_that_drift() -> None:
+    """Someone keeps more from step to step, then lets go of it: plans go up and down with that."""
+    job, fit = tight(deep, part=0.6)
+    others: list[Tensor] = []
+    planned = over = 0
+    for n in range(40):
+        others.append(torch.zeros(8192, dtype=torch.uint8))
+        if n % 10 == 9:
+            others.clear()
+        job.model.zero_grad(set_to_none=True)
+        inside(job, n, fit)
+        if fit.stats().mode == "planned":
+            planned += 1
+            over += fit.stats().peak > fit.stats().budget
+    assert over == 0
+    assert planned > 24
+
+
+def test_a_level_that_leaves_no_room_is_refused() -> None:
+    job, fit = tight(deep, part=0.3)
+    settle(job, fit)
+    other = torch.zeros(fit.stats().budget, dtype=torch.uint8)
+    for _ in range(3):
+        job.model.zero_grad(set_to_none=True)
+        with pytest.raises(tenure.BudgetError):
+            inside(job, 0, fit)
+    del other
+    settle(job, fit)
+
+
+def test_a_frontier_knows_of_what_an_optimizer_has_made_since() -> None:
+    """With a budget that nothing exceeds, of which it is a small part."""
+    job = deep()
+    fit = tenure.Fit(job.model, budget="1TiB")
+    optimizer = torch.optim.AdamW(job.model.parameters())
+    for n in range(4):
+        optimizer.zero_grad()
+        inside(job, n, fit)
+        optimizer.step()
+        assert max(p.peak for p in fit.frontier().points) == pytest.approx(
+            fit.stats().peak, rel=0.02
+        )
+    assert fit.stats().mode == "planned"
 
 
 def test_a_model_none_of_whose_activations_can_be_made_again() -> None:
