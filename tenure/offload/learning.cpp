@@ -149,7 +149,7 @@ void State::choose_mode() {
     return next != followed_.end() && known->shape == next->second;
   };
   const bool any_expected = std::ranges::any_of(all_known_, is_expected);
-  // From the nearest level on top of which there is none.
+  // The nearest level above this one, or where there is none the nearest below.
   for (const auto& known : all_known_) {
     if (any_expected && !is_expected(known)) {
       continue;
