@@ -149,13 +149,14 @@ void pop_hooks() {
       .attr("_pop_saved_tensors_default_hooks")();
 }
 
+constexpr size_t kMostInside = 64;  // of wrappers that are looked into
+
 // By the names that a class tells compilers, or else by its attributes.
 std::vector<at::Tensor> wrapped(const at::Tensor& tensor) {
-  constexpr size_t kMost = 64;
   const py::gil_scoped_acquire gil;
   std::vector<at::Tensor> out;
   std::vector<py::object> open{py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor))};
-  for (size_t i = 0; i < open.size() && i < kMost; ++i) {
+  for (size_t i = 0; i < open.size() && i < kMostInside; ++i) {
     const auto object = open[i];
     const auto names = py::hasattr(object, "__tensor_flatten__")
                            ? py::list(object.attr("__tensor_flatten__")().cast<py::tuple>()[0])

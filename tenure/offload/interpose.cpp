@@ -232,8 +232,10 @@ Operator::Operator(const c10::OperatorHandle& op)
     }
   }
   if (writes.empty() && std::ranges::find(kRunning, op.operator_name().name) != kRunning.end()) {
-    for (const auto* figure : {"running_mean", "running_var"}) {
-      writes.push_back(static_cast<uint32_t>(*schema.argumentIndexWithName(figure)));
+    for (uint32_t i = 0; i < arguments; ++i) {
+      if (schema.arguments()[i].name().starts_with("running_")) {
+        writes.push_back(i);
+      }
     }
     writes_if = schema.argumentIndexWithName("training");
   }

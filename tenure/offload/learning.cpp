@@ -30,7 +30,7 @@ constexpr uint64_t kTimedEvery = 32;
 // After each of the first steps, and every so many after, host memory that was not used is freed.
 constexpr uint64_t kShrinkFirst = 4;
 constexpr uint64_t kShrinkEvery = 4;
-// Levels at the begin of a step that differ by less than this part of what is in use are the same.
+// Levels at the begin of a step that differ by less than this part of the budget are the same.
 constexpr double kSameLevel = 0.005;
 
 // Of autograd's alone.
@@ -145,77 +145,26 @@ void State::choose_mode() {
   if (all_known_.empty() || (next != followed_.end() && is_to_be_measured(next->second))) {
     return;
   }
-  const auto is_expected = [&](const auto& known) {
-    return next != followed_.end() && known->shape == next->second;
-  };
-  const bool any_expected = std::ranges::any_of(all_known_, is_expected);
-  // The nearest level above this one, or where there is none the nearest below.
   for (const auto& known : all_known_) {
-    if (any_expected && !is_expected(known)) {
-      continue;
-    }
-    if (begins_alike(*known)) {
+    const bool expected = next != followed_.end() && known->shape == next->second;
+    if (begins_alike(*known) && (known_ == nullptr || expected)) {
       known_ = known;
-      break;
+      mode_ = Mode::planned;
+      if (expected) {
+        return;
+      }
     }
-    const auto nearer = [&] {
-      const auto a = above_begin(*known);
-      const auto b = above_begin(*known_);
-      return (a >= 0) != (b >= 0) ? a >= 0 : std::abs(a) < std::abs(b);
-    };
-    known_ = known_ == nullptr || nearer() ? known : known_;
   }
-  if (begins_alike(*known_) || reaches_begin()) {
-    mode_ = Mode::planned;
-  } else {
-    known_ = nullptr;
-  }
-}
-
-// How far above the step that has begun it began.
-int64_t State::above_begin(const Known& known) const {
-  return known.timeline.at_begin - recorder_.timeline().at_begin;
 }
 
 bool State::begins_alike(const Known& known) const {
   if (!options.budget) {
     return true;
   }
-  const auto in_use = std::min(static_cast<int64_t>(*options.budget), known.most);
-  return std::abs(above_begin(known)) <= part_of(in_use, kSameLevel);
-}
-
-// Note [Levels that drift]
-// What a program keeps between steps, as an optimizer's state that the first of them makes or a
-// list that grows, lifts all of a step. Such a step is profiled anew, for it may be another one in
-// more than that; but ever more rarely, for it may have another level every time. In between it
-// takes the plan of a higher level as it is, or one of a lower level with all of it lifted.
-bool State::reaches_begin() {
-  if (step_ >= level_from_) {
-    level_from_ = step_ + level_pause_;
-    level_pause_ *= 2;
-    return false;
-  }
-  const auto by = -above_begin(*known_);
-  if (by <= 0) {
-    return true;
-  }
-  for (auto* timeline : {&known_->timeline, &known_->measured}) {
-    timeline->at_begin += by;
-    for (auto* levels : {&timeline->peak, &timeline->level}) {
-      std::ranges::for_each(*levels, [&](int64_t& level) { level += by; });
-    }
-  }
-  if (!options.recompute) {
-    known_->plan = plan_for(*known_);
-    return least_peak(known_->timeline) <= cap_for(known_->timeline);
-  }
-  try {
-    make_fit(*known_);
-  } catch (const BudgetError&) {
-    return false;  // unless it is another step: it is profiled
-  }
-  return true;
+  // A budget that nothing comes near says nothing of how exact a level is to be known.
+  const auto budget = std::min(static_cast<int64_t>(*options.budget), 2 * known.most);
+  return std::abs(known.timeline.at_begin - recorder_.timeline().at_begin) <=
+         part_of(budget, kSameLevel);
 }
 
 bool State::is_to_be_measured(uint64_t shape) {

@@ -159,9 +159,7 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
 
   void forget_dead();
   void choose_mode();
-  int64_t above_begin(const Known& known) const;
   bool begins_alike(const Known& known) const;
-  bool reaches_begin();
   void lose_plan();
   void forget_plans();
   bool is_to_be_measured(uint64_t shape);
@@ -236,8 +234,6 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   std::unordered_map<StorageRef, uint32_t> met_;
   uint64_t doubt_from_ = 0;  // the step from which on a plan may be doubted again
   uint64_t doubt_pause_ = 1;
-  uint64_t level_from_ = 0;  // the step from which on one may be measured for its level again
-  uint64_t level_pause_ = 1;
   int64_t margin_ = 0;  // by which plans were exceeded
   Stats last_;
   bool saves_nothing_ = false;  // the last whole step, that could go

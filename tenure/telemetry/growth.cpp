@@ -66,10 +66,8 @@ struct Slopes {
   }
 };
 
-std::optional<Slopes> slopes_of(std::span<const Point> points) {
-  if (points.size() < 3) {
-    return std::nullopt;
-  }
+// REQUIRES: two points or more.
+Slopes slopes_of(std::span<const Point> points) {
   Slopes out{.values = {}, .points = static_cast<double>(points.size())};
   out.values.reserve(points.size() * (points.size() - 1) / 2);
   for (size_t i = 0; i < points.size(); ++i) {
@@ -84,11 +82,11 @@ std::optional<Slopes> slopes_of(std::span<const Point> points) {
 }  // namespace
 
 std::optional<Slope> slope_of(std::span<const Point> points) {
-  const auto found = slopes_of(points);
-  if (!found) {
+  if (points.size() < 3) {
     return std::nullopt;
   }
-  return found->within(kCertain, dependence(points, found->typical()));
+  const auto found = slopes_of(points);
+  return found.within(kCertain, dependence(points, found.typical()));
 }
 
 void Series::add(double step, double value) {
@@ -109,13 +107,13 @@ std::optional<Slope> Series::growth(double least) const {
     return std::nullopt;
   }
   const auto all = slopes_of(points());
-  const auto dependent = dependence(points(), all->typical());
-  const auto slope = all->within(kCertain, dependent);
+  const auto dependent = dependence(points(), all.typical());
+  const auto slope = all.within(kCertain, dependent);
   if (slope.slowest <= least) {
     return std::nullopt;
   }
   const auto newer = slopes_of(points().subspan(count_ / 2));
-  return newer->within(kLikely, dependent).slowest > least ? std::optional(slope) : std::nullopt;
+  return newer.within(kLikely, dependent).slowest > least ? std::optional(slope) : std::nullopt;
 }
 
 double Series::span() const { return count_ == 0 ? 0 : points_[count_ - 1].step - points_[0].step; }

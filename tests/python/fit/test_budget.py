@@ -234,24 +234,6 @@ def test_what_is_said_after_a_refusal() -> None:
         fit.frontier()
 
 
-def test_levels_that_drift() -> None:
-    """Someone keeps more from step to step, then lets go of it: plans go up and down with that."""
-    job, fit = tight(deep, part=0.6)
-    others: list[Tensor] = []
-    planned = over = 0
-    for n in range(40):
-        others.append(torch.zeros(8192, dtype=torch.uint8))
-        if n % 10 == 9:
-            others.clear()
-        job.model.zero_grad(set_to_none=True)
-        inside(job, n, fit)
-        if fit.stats().mode == "planned":
-            planned += 1
-            over += fit.stats().peak > fit.stats().budget
-    assert over == 0
-    assert planned > 24
-
-
 def test_a_level_that_leaves_no_room_is_refused() -> None:
     job, fit = tight(deep, part=0.3)
     settle(job, fit)
