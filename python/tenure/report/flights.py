@@ -259,13 +259,12 @@ def _has_gone_on(one: Left, run: list[Left]) -> bool:
 
 def _gone_on(one: Left) -> Left:
     """What its snapshot is of is past: it ended otherwise, if it did."""
+    if one.reason == "told":
+        return replace(one, document={})
     failed = {**one.document["headline"], "fatal": False}
-    is_over = one.failure or (one.present and not one.alive)
-    if is_over and one.reason != "told":
+    if one.failure or (one.present and not one.alive):
         past = {name: one.document[name] for name in _PAST if name in one.document}
         return _by_its_ring(replace(one, document={"earlier": {**past, "headline": failed}}))
-    if is_over or one.reason == "told":
-        return _by_its_ring(replace(one, document={}))
     return replace(one, document={**one.document, "headline": failed})
 
 

@@ -38,12 +38,12 @@ class Hooks:
         sys.excepthook = self._hook
         threading.excepthook = self._hook_in_thread
         watch_worker()
-        _listeners.append(self._failed_worker)
+        _listeners.append(self._failed)
 
     def remove(self) -> None:
         """Puts back what was there; under hooks that others put over ours, ours is quiet."""
+        _listeners.remove(self._failed)
         self._failed = lambda _: None
-        _listeners.remove(self._failed_worker)
         if sys.excepthook == self._hook:
             sys.excepthook = self._before
         if threading.excepthook == self._hook_in_thread:
@@ -64,9 +64,6 @@ class Hooks:
         finally:
             if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
                 self._failed(args.exc_value)
-
-    def _failed_worker(self, error: BaseException) -> None:
-        self._failed(error)
 
 
 def watch_worker() -> None:
