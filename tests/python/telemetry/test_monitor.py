@@ -116,6 +116,29 @@ def test_which_rank_writes_makes_no_difference(by_writer: dict[int, Any]) -> Non
     assert first.world["host_rss_bytes"].rank == last.world["host_rss_bytes"].rank
 
 
+def rises_below_a_plateau(rank: int, _world_size: int) -> list[Figures]:
+    keep = [held([0, 300, 0][rank])]
+    seen: list[Figures] = []
+    with scratch_monitor(sinks=[seen.append], every=1, stage=rank) as monitor:
+        for _ in range(6):
+            if rank == 2:
+                keep.append(held(16))  # a new highest of its own in each interval
+            monitor.step()
+            dist.barrier()
+        if rank == 0:
+            told(seen, 6)
+        dist.barrier()
+    del keep
+    return seen
+
+
+def test_a_rank_that_rises_below_another_is_not_said_to_have_the_highest_peak() -> None:
+    seen = run_ranks(rises_below_a_plateau, 3)[0]
+    peaks = [(one.world.get("host_rss_peak_bytes"), one.stages[2]) for one in seen]
+    assert sum("host_rss_peak_bytes" in rising for _, rising in peaks) >= 5
+    assert {peak.rank for peak, _ in peaks if peak is not None} <= {1}
+
+
 # --- one collective an interval --------------------------------------------------------------
 
 
