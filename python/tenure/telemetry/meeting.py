@@ -8,10 +8,12 @@ import os
 import socket
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -101,25 +103,51 @@ def meet(
     }
     agreed = _agreement(store, rank, job["members"], mine, timeout)
     levels = levels_of(agreed["nodes"])
-    groups: list[Any] = []
-    for number, level in enumerate(levels):
-        for members in level:
-            if rank in members:
-                place = c10d.PrefixStore(f"level/{number}/{members[0]}", store)
-                groups.append(_connected(place, members.index(rank), len(members), timeout))
+    groups = _connected(store, rank, levels, timeout)
     leads = rank in agreed["leaders"]
     return Meeting(rank, ranks, agreed["stages"], groups, len(levels), leads, store, **job)
 
 
-def _connected(place: c10d.Store, rank: int, ranks: int, timeout: float) -> Any:
+def _connected(
+    store: c10d.Store, rank: int, levels: list[list[list[int]]], timeout: float
+) -> list[Any]:
+    """This rank's group of each level it is in."""
+    groups: list[Any] = []
     try:
-        return c10d.ProcessGroupGloo(place, rank, ranks, timedelta(seconds=timeout))
+        options: Any = c10d.ProcessGroupGloo._Options()
+        options._devices = _devices()
+        options._threads = 1  # one collective at a time
+        options._timeout = timedelta(seconds=timeout)
+        for number, level in enumerate(levels):
+            for members in level:
+                if rank in members:
+                    place = c10d.PrefixStore(f"level/{number}/{members[0]}", store)
+                    own = members.index(rank)
+                    groups.append(c10d.ProcessGroupGloo(place, own, len(members), options))
     except RuntimeError as error:
         why = str(error).partition("\n")[0]
         raise CollectiveError(
             f"the monitors agree and cannot connect within {timeout:g} s: {why}; a rank has ended, "
             "or GLOO_SOCKET_IFNAME names no network that reaches all"
         ) from error
+    return groups
+
+
+def _devices() -> list[Any]:
+    """What Gloo reaches the others through: the job's where it has them.
+
+    A device has a thread that wakes up a hundred times a second even when there is nothing to do,
+    and then takes a core from training. Groups on one device share no order of collectives.
+    """
+    with suppress(RuntimeError):  # the job has no backend for the CPU
+        backend = c10d._get_default_group()._get_backend(torch.device("cpu"))
+        of_job: Any = backend.options if isinstance(backend, c10d.ProcessGroupGloo) else None
+        if of_job and of_job._devices:
+            return list(of_job._devices)
+    names = [one for one in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if one]
+    if names:
+        return [c10d.ProcessGroupGloo.create_device(interface=one) for one in names]
+    return [c10d.ProcessGroupGloo.create_default_device()]
 
 
 def _alone(stage: int, failure: str) -> Meeting:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 import tenure
 from ranks import run_ranks
@@ -515,6 +516,29 @@ def test_no_group_has_more_than_64_members_and_all_are_reached(nodes: int, size:
     for lower, upper in itertools.pairwise(levels):
         assert [members[0] for members in lower] == [rank for group in upper for rank in group]
     assert len(levels[-1]) == 1
+
+
+def loops_of_gloo(rank: int, world_size: int, backend: str) -> list[int]:
+    def loops() -> int:
+        names = [one.read_text().strip() for one in Path("/proc/self/task").glob("*/comm")]
+        return names.count("gloo_tcp_loop")
+
+    _C.telemetry_most_members = 2  # so that two levels are needed
+    if backend != "gloo":
+        store = dist.PrefixStore("again", c10d._get_default_store())
+        dist.destroy_process_group()
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    before, groups = loops(), kept_groups()
+    with scratch_monitor(sinks=[], every=1, _node=str(rank // 2)) as monitor:
+        monitor.step()
+        return [before, loops(), len(groups)]
+
+
+@pytest.mark.parametrize(("backend", "more"), [("gloo", 0), ("cuda:gloo", 1)])
+def test_the_jobs_way_to_other_ranks_is_used(backend: str, more: int) -> None:
+    for before, after, _ in (results := run_ranks(loops_of_gloo, 4, backend)):
+        assert after - before == more
+    assert [groups for *_, groups in results] == [2, 1, 2, 1]
 
 
 def in_levels(rank: int, world_size: int, members: int) -> Any:

@@ -181,11 +181,12 @@ def test_a_rank_that_loses_the_store_later_is_not_told_with_an_old_row(tmp_path:
 
 
 def connects_alone(rank: int, _world_size: int) -> str:
-    def end(*_: object) -> None:
-        raise RuntimeError("no network")
+    class Ends(dist.ProcessGroupGloo):
+        def __init__(self, *_: object) -> None:
+            raise RuntimeError("no network")
 
     if rank == 1:
-        meeting_module.c10d.ProcessGroupGloo = end
+        meeting_module.c10d.ProcessGroupGloo = Ends  # type: ignore[misc]
     with pytest.raises(tenure.CollectiveError) as error:
         scratch_monitor(sinks=[], timeout=2)
     return str(error.value)
