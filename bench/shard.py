@@ -344,11 +344,11 @@ def show(
         cells.append("" if each is None else f"{each:.0f}")
         table.add(cells, arm=name, seconds=times[name], ratios=ratios, host_us=each, **found)
     table.show()
-    for line in bars(times, alone):
+    for line in bars(times, alone, options.ranks):
         print(line)
 
 
-def bars(times: dict[str, list[float]], alone: dict[str, dict]) -> list[str]:
+def bars(times: dict[str, list[float]], alone: dict[str, dict], ranks: int) -> list[str]:
     """What was set before anything was measured, and whether it holds."""
     out = []
 
@@ -361,8 +361,11 @@ def bars(times: dict[str, list[float]], alone: dict[str, dict]) -> list[str]:
         if name not in times:
             continue
         found = alone[name]
-        if "FSDP2" in times:
+        if ranks == 1 and "plain" in times:  # nothing is sent: FSDP2 is as fast
+            bar(f"{name}: × plain's time", ratio(times, name, "plain"), 1.03)
+        if ranks > 1 and "FSDP2" in times:
             bar(f"{name}: × FSDP2's time", ratio(times, name, "FSDP2"), 0.8)
+        if "FSDP2" in times:
             bar(f"{name}: states, MB", found["states"] / 1e6, alone["FSDP2"]["states"] / 1e6)
         ahead = found["largest_unit"] if name == "tenure" else 0
         bar(f"{name}: gathered, MB", found["gathered"] / 1e6, (found["least"] + ahead) / 1e6)
