@@ -94,19 +94,13 @@ struct Channel::Incoming {
   std::vector<WorkPtr> works;
 };
 
-struct Channel::Outgoing {
-  Message message;
-  Header::Words words{};
-  std::vector<WorkPtr> works;
-  std::vector<Alias> tensors;
-};
-
 Channel::Channel(Groups groups, uint32_t microbatches, std::chrono::milliseconds timeout)
     : groups_(std::move(groups)),
       microbatches_(microbatches),
       timeout_(timeout),
       rank_(static_cast<uint32_t>(groups_.side->getRank())),
       ranks_(static_cast<uint32_t>(groups_.side->getSize())),
+      sends_(timeout),
       outcome_(groups_.side, timeout) {}
 
 Channel::~Channel() = default;
@@ -142,10 +136,15 @@ auto Channel::with_peer(const Message& message, const char* doing, Transfer tran
   }
 }
 
-void Channel::wait(c10d::Work& work, const Message& message, const char* doing) {
+template <class Wait>
+void Channel::timed(const Message& message, const char* doing, Wait wait) {
   const auto begin = Clock::now();
-  with_peer(message, doing, [&] { return work.wait(timeout_); });
+  with_peer(message, doing, wait);
   stats_.waited += std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+void Channel::wait(c10d::Work& work, const Message& message, const char* doing) {
+  timed(message, doing, [&] { return work.wait(timeout_); });
 }
 
 WorkPtr Channel::receive_into(c10d::ProcessGroup& group, at::Tensor into, const Message& message) {
@@ -254,42 +253,45 @@ Received Channel::take(const Message& message, ScopeId scope, std::vector<Alias>
   return out;
 }
 
-template <class Which>
-void Channel::finish_all(Which which) {
-  for (size_t i = 0; i < outgoing_.size();) {
-    if (!which(*outgoing_[i])) {
-      ++i;
-      continue;
-    }
-    const auto one = std::move(outgoing_[i]);  // gone, also if it fails
-    outgoing_.erase(outgoing_.begin() + static_cast<std::ptrdiff_t>(i));
-    for (const auto& work : one->works) {
-      wait(*work, one->message, "sending");
-    }
+void Channel::finish_all(const Sends::Which& which) {
+  while (const auto one = sends_.take(which)) {
+    finish(*one);
   }
 }
 
+void Channel::finish(const Send& send) {
+  timed(send.message, "sending", [&] { sends_.wait(send); });
+}
+
 void Channel::make_room(const Message& message) {
-  const auto same = [&](const Outgoing& one) {
+  const auto same = [&](const Send& one) {
     return one.message.peer == message.peer && one.message.cargo == message.cargo;
   };
-  auto under_way = static_cast<size_t>(
-      std::ranges::count_if(outgoing_, [&](const auto& one) { return same(*one); }));
-  finish_all([&](const Outgoing& one) { return same(one) && under_way-- >= send_slots_; });
+  sends_.settle();
+  for (auto under_way = sends_.count(same); under_way >= send_slots_; --under_way) {
+    if (const auto oldest = sends_.take(same)) {
+      finish(*oldest);
+    }
+  }
 }
 
 void Channel::send_words(const Message& message, const Header::Words& words,
                          const std::vector<at::Tensor>& tensors, const std::vector<Spec>& before,
                          ScopeId scope) {
-  auto outgoing = std::make_unique<Outgoing>();
-  outgoing->message = message;
-  outgoing->words = words;
+  Send send;
+  send.message = message;
+  send.words() = words;
   const auto send_tensor = [&](const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.nbytes() == 0) {
       return;
     }
-    outgoing->tensors.emplace_back(tensor, owner_of_cargo(message), scope);
-    outgoing->works.push_back(send_off(group_to(rank_, message.peer), as_bytes(tensor), message));
+    send.tensors.emplace_back(tensor, owner_of_cargo(message), scope);
+    auto work = send_off(group_to(rank_, message.peer), as_bytes(tensor), message);
+    if (tensor.is_cpu()) {
+      send.add_on_host(std::move(work));
+    } else {
+      send.on_device.push_back(std::move(work));
+    }
     stats_.sent_bytes += tensor.nbytes();
   };
   const auto as_one = goes_as_one(before, device_);
@@ -297,11 +299,11 @@ void Channel::send_words(const Message& message, const Header::Words& words,
     send_tensor(with_front(words, tensors.front()));
   }
   if (!as_one || Header(words).status() != Header::Status::as_before) {
-    outgoing->works.push_back(send_off(*groups_.side, over(outgoing->words), message));
+    send.add_on_host(send_off(*groups_.side, over(send.words()), message));
   }
   std::for_each(tensors.begin() + (as_one ? 1 : 0), tensors.end(), send_tensor);
   ++stats_.messages;
-  outgoing_.push_back(std::move(outgoing));
+  sends_.add(std::move(send));
 }
 
 std::vector<at::Tensor> Channel::anything(const std::vector<Spec>& specs) const {
@@ -346,11 +348,11 @@ void Channel::send(const Message& message, const std::vector<Sent>& tensors, Sha
 }
 
 void Channel::finish(const Message& message) {
-  finish_all([&](const Outgoing& one) { return one.message == message; });
+  finish_all([&](const Send& one) { return one.message == message; });
 }
 
 void Channel::finish_readers(const at::Tensor& tensor) {
-  finish_all([&](const Outgoing& one) {
+  finish_all([&](const Send& one) {
     return std::ranges::any_of(one.tensors, [&](const Alias& alias) {
       return alias.lease().storage().is_alias_of(tensor.storage());
     });
@@ -358,7 +360,7 @@ void Channel::finish_readers(const at::Tensor& tensor) {
 }
 
 void Channel::finish() {
-  finish_all([](const Outgoing&) { return true; });
+  finish_all([](const Send&) { return true; });
   buffers_.trim();
 }
 
@@ -371,18 +373,6 @@ std::optional<Failure> Channel::end() {
                                " was waiting to hear how the others ended the step before (",
                                front_of(error.what(), 200), ")"));
   }
-}
-
-int64_t Channel::sending_bytes() const {
-  int64_t out = 0;
-  for (const auto& one : outgoing_) {
-    for (const auto& tensor : one->tensors) {
-      if (const auto row = tensor.lease().row()) {
-        out += static_cast<int64_t>(row->bytes);
-      }
-    }
-  }
-  return out;
 }
 
 void Channel::abandon(const Failure& failure, const std::vector<Message>& unmade,
@@ -414,14 +404,9 @@ void Channel::abandon(const Failure& failure, const std::vector<Message>& unmade
       receive(*incoming);
     });
   }
-  for (const auto& one : outgoing_) {
-    settle(one->message, [&] {
-      for (const auto& work : one->works) {
-        wait(*work, one->message, "sending");
-      }
-    });
+  while (const auto one = sends_.take([](const Send&) { return true; })) {
+    settle(one->message, [&] { finish(*one); });
   }
-  outgoing_.clear();
   incoming_.clear();
   buffers_.trim();
   if (broken_.empty()) {

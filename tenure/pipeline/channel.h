@@ -18,6 +18,7 @@
 #include <tenure/pipeline/header.h>
 #include <tenure/pipeline/messages.h>
 #include <tenure/pipeline/outcome.h>
+#include <tenure/pipeline/sends.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
@@ -92,9 +93,11 @@ class Channel {
   // Waits for it. Throws PeerFailed, or CollectiveError if its sender is gone or late. What was
   // received is leased in `scope` as long as the caller says by the leases in `leases`.
   Received take(const Message& message, ScopeId scope, std::vector<Alias>& leases);
-  // Sends it, as soon as an earlier one has made room. Holds on to the tensors until the caller
-  // says finish, or needs the room: Gloo does not tell whether a send is done without waiting.
+  // Sends it, as soon as an earlier one has made room. Holds on to the tensors until it is sent and
+  // the caller says settle or finish, or needs the room.
   void send(const Message& message, const std::vector<Sent>& tensors, Share share, ScopeId scope);
+  // Lets go of the tensors of what is sent.
+  void settle() { sends_.settle(); }
   // Waits until it is sent, and lets go of its tensors. It may be sent already.
   void finish(const Message& message);
   // The same for all that read this tensor's storage.
@@ -111,13 +114,12 @@ class Channel {
   const ChannelStats& stats() const { return stats_; }
   int64_t held_bytes() const { return buffers_.held(); }
   // Bytes of tensors on their way out.
-  int64_t sending_bytes() const;
+  int64_t sending_bytes() const { return sends_.bytes(); }
   // Why it cannot be used any more; empty if it can.
   const std::string& broken() const { return broken_; }
 
  private:
   struct Incoming;
-  struct Outgoing;
   using Key = uint64_t;
 
   Key key(const Message& message) const;
@@ -125,6 +127,8 @@ class Channel {
   // Throws CollectiveError, in words and for good, for what the backend throws.
   template <class Transfer>
   auto with_peer(const Message& message, const char* doing, Transfer transfer);
+  template <class Wait>
+  void timed(const Message& message, const char* doing, Wait wait);
   void wait(c10d::Work& work, const Message& message, const char* doing);
   c10::intrusive_ptr<c10d::Work> receive_into(c10d::ProcessGroup& group, at::Tensor into,
                                               const Message& message);
@@ -141,8 +145,8 @@ class Channel {
                   ScopeId scope);
   std::vector<at::Tensor> anything(const std::vector<Spec>& specs) const;
   void make_room(const Message& message);
-  template <class Which>
-  void finish_all(Which which);
+  void finish(const Send& send);
+  void finish_all(const Sends::Which& which);
 
   Groups groups_;
   uint32_t microbatches_;
@@ -156,7 +160,7 @@ class Channel {
   std::map<Key, std::vector<Spec>> sent_before_;
   std::map<Key, std::vector<Spec>> received_before_;
   std::map<Key, std::unique_ptr<Incoming>> incoming_;
-  std::vector<std::unique_ptr<Outgoing>> outgoing_;  // oldest first
+  Sends sends_;
   Outcome outcome_;
   ChannelStats stats_;
   std::string broken_;

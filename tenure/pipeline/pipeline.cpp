@@ -277,6 +277,15 @@ class Pipeline::Step {
         state_.channel.held_bytes() + state_.channel.sending_bytes() + handed_out());
   }
 
+  // Right before a stage runs, with what it was given in place: what is sent by now is not there
+  // beside what it makes.
+  void before_stage() {
+    state_.channel.settle();
+    if (accounted()) {
+      state_.account->before();
+    }
+  }
+
   // Of the graphs that there are, whatever the schedule says.
   InFlight in_flight_now() const {
     InFlight out;
@@ -401,9 +410,7 @@ class Pipeline::Step {
         inputs.back().requires_grad_(true);
       }
     }
-    if (accounted()) {
-      state_.account->before();
-    }
+    before_stage();
     auto outputs = [&] {
       const at::AutoGradMode mode(trains() && at::GradMode::is_enabled());
       return finished(action, state_.stage(action.stage).forward(action.microbatch, inputs), of);
@@ -531,9 +538,7 @@ class Pipeline::Step {
     auto& of = flight(action);
     std::vector<Alias> received;
     auto gradients = gradients_for(action, received);
-    if (accounted()) {
-      state_.account->before();
-    }
+    before_stage();
     received.clear();  // whoever needs them on has them
     const auto scope = scope_of(action.microbatch);
     const auto early = leaves_early(action);
@@ -572,9 +577,7 @@ class Pipeline::Step {
   }
 
   void run_weights(const Action& action) {
-    if (accounted()) {
-      state_.account->before();
-    }
+    before_stage();
     flight(action).backward.run_weights();
     end_microbatch(action);
   }

@@ -297,3 +297,26 @@ def test_a_rank_with_a_wrong_argument_is_named_at_once_by_the_others(culprit: in
             own = f"InputError: {words}"
             assert text.startswith(own if rank == culprit else f"CollectiveError: {told}")
             assert seconds < 10
+
+
+def forked(_rank: int, _ranks: int) -> int:
+    """How a child ends that forgets the pipeline of its parent, which goes on with it."""
+    pipe = tenure.Pipeline(nn.Linear(8, 8), "1f1b", 4, loss=mean, timeout=30)
+    x = torch.randn(16, 8)
+    pipe.step(x, target=x)
+    child = os.fork()
+    if child == 0:
+        del pipe
+        os._exit(7)
+    deadline = time.monotonic() + 20
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        ended = os.waitpid(child, 0)
+    pipe.step(x, target=x)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+def test_a_forked_child_may_end_with_the_pipeline_of_its_parent() -> None:
+    assert run_ranks(forked, 2) == [7, 7]

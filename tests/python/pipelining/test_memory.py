@@ -6,11 +6,13 @@ import gc
 import math
 import re
 import threading
+import time
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import tenure
@@ -131,6 +133,43 @@ def test_a_stage_that_keeps_its_outputs_is_told_of() -> None:
     first, _ = run_ranks(left_behind, 2)
     assert "rank 0" in first
     assert "microbatches" in first
+
+
+class Telling(Wide):
+    """Says when it has a microbatch; or waits until the other has the last, and counts outputs."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank, self.calls = rank, 0
+        self.said = dist.distributed_c10d._get_default_store()
+        self.on_the_way: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        owners = tenure.ledger().by_owner()
+        self.on_the_way.append(
+            sum(of.leases for owner, of in owners.items() if owner.name == "output of stage 0")
+        )
+        if self.rank == 1:
+            self.said.set(f"has {self.calls}", "")
+        elif self.calls > 0:
+            self.said.wait([f"has {self.calls - 1}"])
+            time.sleep(0.1)  # it is read there; that it has left here may be known a little later
+        self.calls += 1
+        return super().forward(x)
+
+
+def sent(rank: int, _ranks: int) -> list[int]:
+    stage = Telling(rank)
+    pipe = tenure.Pipeline(stage, "gpipe", 6, loss=mean, strict=True, timeout=30)
+    x = torch.randn(ROWS * 6, 8)
+    pipe.step(x, target=x)
+    return stage.on_the_way
+
+
+def test_an_output_goes_as_soon_as_it_is_sent() -> None:
+    """Not when its microbatch ends, and not when the room is needed for another one."""
+    first, _ = run_ranks(sent, 2)
+    assert max(first) == 1, first
 
 
 class Hoarding(Wide):
