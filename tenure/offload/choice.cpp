@@ -20,6 +20,7 @@ constexpr double kMostPart = 1.6;
 // Nodes of the network.
 constexpr uint32_t kSource = 0;
 constexpr uint32_t kSink = 1;
+constexpr uint32_t kNoNode = kSource;
 
 }  // namespace
 
@@ -183,42 +184,80 @@ std::vector<bool> Choice::part(uint64_t size, const std::vector<int64_t>& crossi
 }
 
 std::vector<bool> Choice::at(const Price& price, const std::vector<bool>& border) const {
-  uint32_t nodes = 2;
-  std::vector<uint32_t> in(trace_.values.size(), kSource);  // the source, unless it can be made
-  std::vector<uint32_t> out(trace_.values.size());
-  std::vector<uint32_t> call(trace_.calls.size());
+  return between(std::vector<bool>(trace_.values.size()), remakeable_, price, border);
+}
+
+// By value: whether backward needs it, or what is made again.
+std::vector<bool> Choice::needed_with(const std::vector<bool>& remade) const {
+  std::vector<bool> out(trace_.values.size());
   for (const auto v : wanted_) {
-    out[v] = nodes++;
-    if (remakeable_[v] && !border[v]) {
-      in[v] = nodes++;
-      auto& node = call[trace_.values[v].call];
-      node = node == 0 ? nodes++ : node;
+    const auto& value = trace_.values[v];
+    out[v] = out[v] || value.saved != kNone;
+    if (remade[v]) {
+      for (const auto input : trace_.calls[value.call].inputs) {
+        out[input] = true;
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<bool> Choice::between(const std::vector<bool>& less, const std::vector<bool>& more,
+                                  const Price& price, const std::vector<bool>& border) const {
+  uint32_t nodes = 2;
+  std::vector<uint32_t> in(trace_.values.size(), kSource);  // the source, unless it is open
+  std::vector<uint32_t> out(trace_.values.size(), kNoNode);
+  std::vector<uint32_t> call(trace_.calls.size(), kNoNode);
+  const auto needed = needed_with(less);
+  const auto is_open = [&](uint32_t v) { return more[v] && !less[v] && !border[v]; };
+  const auto add = [&](uint32_t& node) { node = node == kNoNode ? nodes++ : node; };
+  for (const auto v : wanted_) {
+    if (!is_open(v)) {
+      continue;
+    }
+    add(out[v]);
+    add(in[v]);
+    add(call[trace_.values[v].call]);
+    for (const auto input : trace_.calls[trace_.values[v].call].inputs) {
+      // Others cost nothing more by being needed once again.
+      if (is_open(input) || !(less[input] || needed[input] || is_free(trace_.values[input]))) {
+        add(out[input]);
+      }
     }
   }
   Network network(nodes);
   for (uint32_t c = 0; c < call.size(); ++c) {
-    if (call[c] != 0) {
+    if (call[c] == kNoNode) {
+      continue;
+    }
+    const auto& outputs = trace_.calls[c].outputs;
+    if (std::ranges::none_of(outputs, [&](uint32_t v) { return less[v]; })) {
       network.edge(kSource, call[c], remake_seconds(trace_.calls[c]));
-      for (const auto input : trace_.calls[c].inputs) {
+    }
+    for (const auto input : trace_.calls[c].inputs) {
+      if (out[input] != kNoNode) {
         network.edge(out[input], call[c], Network::kEndless);
       }
     }
   }
   for (const auto v : wanted_) {
+    if (out[v] == kNoNode) {
+      continue;
+    }
     const auto& value = trace_.values[v];
     network.edge(in[v], out[v],
                  is_free(value) ? 0 : static_cast<double>(value.bytes) * price.of(value));
     if (in[v] != kSource) {
       network.edge(call[value.call], in[v], Network::kEndless);
     }
-    if (value.saved != kNone) {
+    if (needed[v]) {
       network.edge(out[v], kSink, Network::kEndless);
     }
   }
   const auto cut = network.cut(kSource, kSink);
-  std::vector<bool> remade(trace_.values.size());
+  auto remade = less;
   for (const auto v : wanted_) {
-    remade[v] = in[v] != kSource && cut[in[v]];
+    remade[v] = remade[v] || (in[v] != kSource && cut[in[v]]);
   }
   return remade;
 }

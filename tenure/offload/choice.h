@@ -19,6 +19,11 @@
 // parted where few bytes cross, and what crosses is held if it is needed at all: backward makes one
 // part at a time. Between the layers of a transformer that is what checkpointing holds. How fine
 // the parts should be depends on the step, so several ways are tried.
+//
+// Note [Between two choices]
+// What is made again grows with the price: so it was in every step that was tried. So once the
+// choices of two prices are known only what they differ in is open to those in between, and the
+// network has no other values. All prices of a step cost little more than the first two.
 #pragma once
 
 #include <tenure/offload/timeline.h>
@@ -56,8 +61,12 @@ class Choice {
   const std::vector<bool>& remakeable() const { return remakeable_; }
   // By value: whether it is made again.
   std::vector<bool> at(const Price& price, const std::vector<bool>& border) const;
+  // The same, if no less and no more than that are: Note [Between two choices].
+  std::vector<bool> between(const std::vector<bool>& less, const std::vector<bool>& more,
+                            const Price& price, const std::vector<bool>& border) const;
 
  private:
+  std::vector<bool> needed_with(const std::vector<bool>& remade) const;
   bool may_repeat(const CallTrace& call) const;
   bool may_drop(const ValueTrace& value) const;
   bool is_free(const ValueTrace& value) const;

@@ -34,12 +34,13 @@ class Fitting {
  public:
   Fitting(const Timeline& timeline, const Trace& trace, const Bus& bus)
       : timeline_(timeline),
+        trace_(trace),
         bus_(bus),
         ways_(timeline, trace, bus.moves()),
         seconds_(interval_seconds(timeline, trace)) {}
 
   int64_t least() const { return ways_.least(); }
-  int64_t most() const { return kept_peak(ways_.all().front().replay.timeline); }
+  int64_t most() const { return kept_peak(replay_of(ways_.all().front()).timeline); }
 
   // Better ones are looked for from so many starts.
   std::optional<FitPlan> best(int64_t cap, size_t most_starts) const {
@@ -65,16 +66,20 @@ class Fitting {
     size_t price = 0;
   };
 
+  Replay replay_of(const Way& way) const { return replay(timeline_, trace_, way.remade); }
+
   // REQUIRES way.least <= cap.
   FitPlan plan_for(const Way& way, int64_t cap) const {
-    FitPlan out{.timeline = way.replay.timeline,
-                .roots = way.replay.roots,
-                .plan = plan_within(way.replay.timeline, cap, bus_.small),
-                .asks = way.replay.asks,
-                .recorded = way.replay.recorded,
-                .recompute_seconds = way.seconds};
+    auto played = replay_of(way);
     auto seconds = seconds_;
-    std::ranges::transform(seconds, way.replay.seconds, seconds.begin(), std::plus<>());
+    std::ranges::transform(seconds, played.seconds, seconds.begin(), std::plus<>());
+    auto plan = plan_within(played.timeline, cap, bus_.small);
+    FitPlan out{.timeline = std::move(played.timeline),
+                .roots = std::move(played.roots),
+                .plan = std::move(plan),
+                .asks = std::move(played.asks),
+                .recorded = std::move(played.recorded),
+                .recompute_seconds = way.seconds};
     out.exposed_seconds = bus_seconds(out.timeline, out.plan, bus_, seconds);
     return out;
   }
@@ -195,6 +200,7 @@ class Fitting {
   }
 
   const Timeline& timeline_;
+  const Trace& trace_;
   const Bus& bus_;
   Ways ways_;
   std::vector<double> seconds_;  // by interval, nothing made again

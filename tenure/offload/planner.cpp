@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <numeric>
 
 namespace tenure::offload {
@@ -10,49 +11,78 @@ namespace {
 // The part of all copying that may be spent on copies that do not pay.
 constexpr double kSmallShare = 0.005;
 
-// The allocator's level over the step under the choices made so far.
+// The allocator's level over the step under the choices made so far. What is saved first spans most
+// of a step, so a long stretch is looked at, and raised, block by block.
 class Level {
  public:
-  Level(const Timeline& timeline, int64_t cap) : level_(timeline.peak), cap_(cap) {}
+  Level(const Timeline& timeline, int64_t cap)
+      : level_(timeline.peak), blocks_(level_.size() / kBlock + 1), cap_(cap) {
+    for (size_t t = 0; t < level_.size(); ++t) {
+      raise(t, 0);
+    }
+  }
 
   // Whether `bytes` more fit into the intervals [begin, end). None, where begin comes after end:
   // what others hold until backward has used it.
   bool fits(uint64_t bytes, size_t begin, size_t end) const {
-    begin = std::min(begin, end);
-    return std::all_of(at(begin), at(end),
-                       [&](int64_t level) { return level + static_cast<int64_t>(bytes) <= cap_; });
+    return earliest_fit(bytes, begin, end) <= begin;
   }
   void add(uint64_t bytes, size_t begin, size_t end) {
-    begin = std::min(begin, end);
-    std::for_each(at(begin), at(end),
-                  [&](int64_t& level) { level += static_cast<int64_t>(bytes); });
+    const auto more = static_cast<int64_t>(bytes);
+    end = std::min(end, level_.size());
+    while (begin < end) {
+      if (begin % kBlock == 0 && begin + kBlock <= end) {
+        auto& block = blocks_[begin / kBlock];
+        block.most += more;
+        block.more += more;
+        begin += kBlock;
+      } else {
+        raise(begin++, more);
+      }
+    }
   }
   // The earliest interval in [earliest, end) from which on `bytes` more fit until `end`; else end.
   size_t earliest_fit(uint64_t bytes, size_t earliest, size_t end) const {
-    size_t begin = end;
-    while (begin > earliest && fits(bytes, begin - 1, begin)) {
-      --begin;
+    const auto most = cap_ - static_cast<int64_t>(bytes);
+    end = std::min(end, level_.size());
+    while (end > earliest) {
+      if (end % kBlock == 0 && end - kBlock >= earliest && blocks_[end / kBlock - 1].most <= most) {
+        end -= kBlock;
+      } else if (at(end - 1) <= most) {
+        --end;
+      } else {
+        break;
+      }
     }
-    return begin;
+    return end;
   }
-  int64_t peak() const { return level_.empty() ? 0 : *std::ranges::max_element(level_); }
+  int64_t peak() const {
+    return level_.empty() ? 0 : std::ranges::max(blocks_, {}, &Block::most).most;
+  }
   std::vector<int64_t> room() const {
-    auto out = level_;
-    std::ranges::transform(out, out.begin(), [&](int64_t level) { return cap_ - level; });
+    std::vector<int64_t> out;
+    for (size_t t = 0; t < level_.size(); ++t) {
+      out.push_back(cap_ - at(t));
+    }
     return out;
   }
 
  private:
-  // NOLINTBEGIN(bugprone-narrowing-conversions)
-  std::vector<int64_t>::const_iterator at(size_t t) const {
-    return level_.begin() + std::min(t, level_.size());
-  }
-  std::vector<int64_t>::iterator at(size_t t) {
-    return level_.begin() + std::min(t, level_.size());
-  }
-  // NOLINTEND(bugprone-narrowing-conversions)
+  static constexpr size_t kBlock = 128;
+  struct Block {
+    int64_t most = std::numeric_limits<int64_t>::min();  // of its intervals
+    int64_t more = 0;                                    // for all of them
+  };
 
-  std::vector<int64_t> level_;
+  int64_t at(size_t t) const { return level_[t] + blocks_[t / kBlock].more; }
+  void raise(size_t t, int64_t by) {
+    level_[t] += by;
+    auto& block = blocks_[t / kBlock];
+    block.most = std::max(block.most, at(t));
+  }
+
+  std::vector<int64_t> level_;  // by interval, without what its block has more
+  std::vector<Block> blocks_;
   int64_t cap_;
 };
 

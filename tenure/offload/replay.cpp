@@ -20,6 +20,7 @@ class Backward {
     given_.resize(trace.values.size());
     held_.resize(trace.values.size());
     ran_.resize(trace.calls.size());
+    boarding_.resize(timeline.ticks() + 1);
     find_needs();
   }
 
@@ -31,6 +32,7 @@ class Backward {
     for (uint32_t v = 0; v < held_.size(); ++v) {
       board(v);
     }
+    add_boarded();
     last_until_last_use();
     return std::move(out_);
   }
@@ -207,11 +209,22 @@ class Backward {
 
   // From that interval to the last use, unless others hold it.
   void add(const SavedTrace& saved, size_t begin) {
+    begin = std::max(begin, gone_from(saved));
+    const auto end = std::min(saved.last + 1, measured_.ticks());
+    if (begin < end) {
+      boarding_[begin] += static_cast<int64_t>(saved.bytes);
+      boarding_[end] -= static_cast<int64_t>(saved.bytes);
+    }
+  }
+
+  void add_boarded() {
     auto& timeline = out_.timeline;
-    for (auto t = std::max(begin, gone_from(saved)); t <= saved.last && t < timeline.ticks(); ++t) {
-      timeline.peak[t] += static_cast<int64_t>(saved.bytes);
+    int64_t boarded = 0;
+    for (size_t t = 0; t < timeline.ticks(); ++t) {
+      boarded += boarding_[t];
+      timeline.peak[t] += boarded;
       if (!timeline.level.empty()) {
-        timeline.level[t] += static_cast<int64_t>(saved.bytes);
+        timeline.level[t] += boarded;
       }
     }
   }
@@ -224,6 +237,7 @@ class Backward {
   std::vector<uint32_t> given_;              // by value: asks that were answered
   std::vector<Asked> held_;                  // by value
   std::vector<bool> ran_;                    // by call
+  std::vector<int64_t> boarding_;            // by interval: held bytes that come on board, or go
   int64_t live_ = 0;                         // what was made again and is there
   int64_t most_ = 0;                         // of it, at this tick
   Replay out_;

@@ -67,7 +67,10 @@ Ways::Ways(const Timeline& timeline, const Trace& trace, bool moves)
   find_even_ways();
 }
 
-Way Ways::at(const Price& price, size_t border) const { return way(remade_at(price, border)); }
+Way Ways::at(const Price& price, size_t border) const {
+  const auto remade = remade_at(price, border);
+  return way(remade, replay(timeline_, trace_, remade));
+}
 
 std::vector<double> Ways::prices_of(const Choice& choice, double step) {
   std::vector<double> out{0};
@@ -118,26 +121,28 @@ void Ways::find_even_ways() {
     free = border == 0 ? std::move(remade) : free;
   }
   descend(Remade(trace_.values.size()));
-  descend(std::move(lowest));
+  descend(lowest);
 }
 
-void Ways::descend(Remade remade) {
+void Ways::descend(const Remade& remade) {
   const auto looks = trace_.values.size() + trace_.calls.size() + timeline_.ticks();
   auto turns = std::min(kMostTurns, kMostLooks / std::max<size_t>(looks, 1));
-  auto now = way(remade);
+  auto played = replay(timeline_, trace_, remade);
+  auto now = way(remade, played);
   for (bool lower = true; lower;) {
     lower = false;
-    const auto levels = this->levels(now.replay.timeline);
+    const auto levels = this->levels(played.timeline);
     const auto peak = static_cast<size_t>(std::ranges::max_element(levels) - levels.begin());
-    for (const auto value : there(remade, now.replay, peak)) {
+    for (const auto value : there(now.remade, played, peak)) {
       if (turns-- == 0) {
         break;
       }
-      auto other = turned(remade, value, now.replay);
-      auto way = this->way(other);
+      auto other = turned(now.remade, value, played);
+      auto played_so = replay(timeline_, trace_, other);
+      auto way = this->way(other, played_so);
       if (way.least < now.least) {
         now = std::move(way);
-        remade = std::move(other);
+        played = std::move(played_so);
         lower = true;
         break;
       }
@@ -145,7 +150,7 @@ void Ways::descend(Remade remade) {
   }
   if (now.least < least_) {
     least_ = now.least;
-    (void)add(remade);
+    (void)add(now.remade);
   }
 }
 
@@ -204,7 +209,7 @@ std::vector<int64_t> Ways::levels(const Timeline& timeline) const {
 size_t Ways::add(const Remade& remade) {
   const auto [at, is_new] = known_.emplace(remade, all_.size());
   if (is_new) {
-    all_.push_back(way(remade));
+    all_.push_back(way(remade, replay(timeline_, trace_, remade)));
   }
   return at->second;
 }
@@ -213,14 +218,15 @@ size_t Ways::add(const Remade& remade) {
 std::vector<Ways::Remade> Ways::sweep(const Choice& choice, const std::vector<double>& prices,
                                       size_t border, const std::vector<Remade>& free) {
   std::vector<Remade> out(prices.size());
-  const auto cut = [&](size_t price) {
+  const auto cut = [&](size_t price, const Remade& less, const Remade& more) {
     const bool known = !free.empty() && !overlap(free[price], choice.borders()[border]);
     out[price] =
-        known ? free[price] : choice.at({.after = prices[price]}, choice.borders()[border]);
+        known ? free[price]
+              : choice.between(less, more, {.after = prices[price]}, choice.borders()[border]);
   };
   const auto last = prices.size() - 1;
-  cut(0);
-  cut(last);
+  cut(0, Remade(choice.remakeable().size()), choice.remakeable());
+  cut(last, out[0], choice.remakeable());
   std::vector<std::pair<size_t, size_t>> open{{0, last}};
   while (!open.empty()) {
     const auto [low, high] = open.back();
@@ -230,7 +236,7 @@ std::vector<Ways::Remade> Ways::sweep(const Choice& choice, const std::vector<do
                 Remade(out[low]));
     } else if (high - low > 1) {
       const auto middle = (low + high) / 2;
-      cut(middle);
+      cut(middle, out[low], out[high]);
       open.emplace_back(low, middle);
       open.emplace_back(middle, high);
     }
@@ -242,12 +248,11 @@ Ways::Remade Ways::remade_at(const Price& price, size_t border) const {
   return choice_.at(price, choice_.borders()[border]);
 }
 
-Way Ways::way(const Remade& remade) const {
-  Way out{.replay = replay(timeline_, trace_, remade)};
-  out.seconds = std::accumulate(out.replay.seconds.begin(), out.replay.seconds.end(), double{0});
-  const auto& timeline = out.replay.timeline;
-  out.least = moves_ ? least_peak(timeline) : kept_peak(timeline);
-  return out;
+Way Ways::way(const Remade& remade, const Replay& replay) const {
+  const auto& timeline = replay.timeline;
+  return {.remade = remade,
+          .seconds = std::accumulate(replay.seconds.begin(), replay.seconds.end(), double{0}),
+          .least = moves_ ? least_peak(timeline) : kept_peak(timeline)};
 }
 
 int64_t kept_peak(const Timeline& timeline) {

@@ -14,11 +14,12 @@
 
 namespace tenure::offload {
 
-// One choice of what is made again.
+// One choice of what is made again. Of a long step there are hundreds, so what such a step would be
+// is not kept: replay() tells.
 struct Way {
-  Replay replay;
-  double seconds = 0;  // of making again
-  int64_t least = 0;   // peak: with all that is held away, or kept where nothing can be moved
+  std::vector<bool> remade;  // by value
+  double seconds = 0;        // of making again
+  int64_t least = 0;         // peak: with all that is held away, or kept where nothing can be moved
 };
 
 // Note [Even ways]
@@ -47,7 +48,7 @@ class Ways {
 
   void find_ways();
   void find_even_ways();
-  void descend(Remade remade);
+  void descend(const Remade& remade);
   Remade turned(Remade remade, uint32_t value, const Replay& replay) const;
   std::vector<uint32_t> there(const Remade& remade, const Replay& replay, size_t tick) const;
   std::vector<int64_t> levels(const Timeline& timeline) const;
@@ -56,7 +57,7 @@ class Ways {
                                    size_t border, const std::vector<Remade>& free);
   size_t add(const Remade& remade);
   Remade remade_at(const Price& price, size_t border) const;
-  Way way(const Remade& remade) const;
+  Way way(const Remade& remade, const Replay& replay) const;
 
   const Timeline& timeline_;
   const Trace& trace_;

@@ -93,6 +93,24 @@ TEST(Choice, IsTheBestOfAll) {
   EXPECT_GT(remade, 20U);
 }
 
+// Note [Between two choices]: with those of a lower and a higher price it is the same as without.
+TEST(Choice, GrowsWithThePrice) {
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(seed);
+    const auto step = Dice(seed, seed % 10 == 0 ? 400 : 40).step();
+    const Choice choice(step.timeline, step.trace);
+    for (const auto& border : choice.borders()) {
+      const auto less = choice.at({.after = kPrice / 4}, border);
+      const auto more = choice.at({.after = kPrice * 4}, border);
+      const auto same = choice.at({.after = kPrice}, border);
+      EXPECT_EQ(choice.between(less, more, {.after = kPrice}, border), same);
+      for (size_t v = 0; v < same.size(); ++v) {
+        EXPECT_TRUE((!less[v] || same[v]) && (!same[v] || more[v]));
+      }
+    }
+  }
+}
+
 TEST(Choice, MakesNothingAgainAcrossABorder) {
   for (unsigned seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(seed);
