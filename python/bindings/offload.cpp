@@ -263,6 +263,7 @@ void bind_offload(py::module_& m) {
       .def_readonly("promised", &Stats::promised)
       .def_readonly("least", &Stats::least)
       .def_readonly("budget", &Stats::budget)
+      .def_readonly("risen", &Stats::risen)
       .def_property_readonly("dropped_bytes", bytes_in<&Stats::dropped>)
       .def_property_readonly("dropped_storages", count_in<&Stats::dropped>)
       .def_property_readonly("remade_bytes", bytes_in<&Stats::remade>)

@@ -115,7 +115,9 @@ class Fit(Entered):
         self._naming = None
         super().__exit__(kind, error, trace)
         if error is None:
-            self._say_diverged()
+            stats = self.stats()
+            self._say_diverged(stats.diverged)
+            self._say_risen(stats)
 
     @property
     def plan(self) -> FitPlan:
@@ -142,14 +144,24 @@ class Fit(Entered):
         """What is kept, moved and made again, and what was promised and measured."""
         return "\n".join(_lines(self.stats(), self.plan))
 
-    def _say_diverged(self) -> None:
-        why = self.stats().diverged
+    def _say_diverged(self, why: str) -> None:
         kind = re.sub(r"\d+", "#", why)
         if why and kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(
                 f"this step did not follow its plan ({why}): nothing more of it was dropped. "
                 "Steps like it are profiled when they come again.",
+                stacklevel=3,
+            )
+
+    def _say_risen(self, stats: OffloadStats) -> None:
+        if stats.risen > 0 and "risen" not in self._warned:
+            self._warned.add("risen")
+            warnings.warn(
+                f"what is allocated when a step begins grows from step to step, by "
+                f"{_size(stats.risen)} since the step that was profiled: of the budget of "
+                f"{_size(stats.budget)} ever less is left for activations. If nothing is meant to "
+                "grow, `tenure run` on the program names who keeps what (a list of losses, say).",
                 stacklevel=3,
             )
 

@@ -25,21 +25,23 @@ double spread(uint64_t step, uint64_t place) {
 
 }  // namespace
 
-// All of what has not been proven yet, and a part of the rest where there is room for both.
+// All of what has not been proven yet, and a part of the rest where there is room for both. A plan
+// that was only lifted keeps to the budget at once: it drops more of what was proven of others.
 bool State::is_audited(const SavedStorage& entry) {
   const auto value = known_->followed->value_of_saved[entry.index];
   const auto& saved = known_->timeline.saved[entry.index];
   if (value == kNone || saved.needed == kNever) {
     return false;
   }
-  if (!known_->followed->proven[value]) {
+  const bool proven = known_->followed->proven[value];
+  if (!proven && !known_->followed->keeps_budget) {
     proving_ = true;
     return true;
   }
   // Who wants all of it compared wants that more than the budget.
   const bool room = options.audit == 1 || of_cpu_ || saved.needed >= known_->plan.room.size() ||
                     known_->plan.room[saved.needed] >= static_cast<int64_t>(saved.bytes);
-  return room && spread(step_, entry.index) < options.audit;
+  return room && (!proven || spread(step_, entry.index) < options.audit);
 }
 
 // What an audited storage was.

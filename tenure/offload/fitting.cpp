@@ -246,7 +246,7 @@ Bus State::bus() const {
 }
 
 int64_t State::least_of(const Known& known) const {
-  return known.followed != nullptr ? last_.least : least_peak(known.timeline);
+  return known.followed != nullptr ? known.followed->fit.least : least_peak(known.timeline);
 }
 
 Fitted State::fitted() {

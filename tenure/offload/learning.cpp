@@ -20,6 +20,8 @@ constexpr int64_t kRounding = int64_t{16} << 20;
 constexpr double kAheadOfLeast = 0.035;
 constexpr double kSlack = 0.01;
 constexpr uint64_t kLeastRoom = uint64_t{64} << 20;
+// A level that rose so often is one that rises.
+constexpr uint32_t kRisesOften = 3;
 // In the first steps, and every so many after, copies and waits are timed.
 constexpr uint64_t kTimedFirst = 4;
 constexpr uint64_t kTimedEvery = 32;
@@ -189,10 +191,7 @@ void State::learn() {
     known->small = small_size(known->timeline, bandwidth, kCopyOverhead);
   }
   known->plan = plan_for(*known);
-  all_known_.insert(all_known_.begin(), std::move(known));
-  if (all_known_.size() > kMostKnown) {
-    all_known_.pop_back();
-  }
+  add_known(std::move(known));
 }
 
 // The least budget whose cap is that level.
@@ -268,6 +267,9 @@ void State::report() {
   last_.peak = recorder_.peak();
   last_.promised = mode_ == Mode::planned ? known_->plan.peak : 0;
   last_.budget = static_cast<int64_t>(options.budget.value_or(0));
+  if (mode_ == Mode::planned && known_->lifts >= kRisesOften) {
+    last_.risen = recorder_.timeline().at_begin - known_->began_at;
+  }
   last_.remade = lineage_.made();
   last_.audited = audited_;
   if (mode_ == Mode::following && options.recompute) {

@@ -42,9 +42,10 @@ struct Followed {
   std::vector<uint32_t> asks_of_value;   // of those that are held, to make others
   std::vector<bool> proven;              // by value: has been made again, and was the same
   uint32_t proofs = 0;                   // steps that were for that
-  bool timed_in_place = false;           // calls have the time that they take where they stand
-  std::vector<OwnerId> owners;           // by value: under whom it is leased,
-  std::vector<OwnerId> keepers;          // and where autograd has saved it
+  bool keeps_budget = false;     // also in a step that compares what was never dropped before
+  bool timed_in_place = false;   // calls have the time that they take where they stand
+  std::vector<OwnerId> owners;   // by value: under whom it is leased,
+  std::vector<OwnerId> keepers;  // and where autograd has saved it
 
   // After `fit` was made.
   void index();

@@ -1,8 +1,10 @@
 // In which mode a step runs: whose plan it follows, and what tells steps apart.
+#include <tenure/core/error.h>
 #include <tenure/core/text.h>
 #include <tenure/offload/state.h>
 
 #include <algorithm>
+#include <tuple>
 
 namespace tenure::offload {
 namespace {
@@ -13,6 +15,10 @@ constexpr uint32_t kUnknown = 2;
 constexpr size_t kMostShapes = 64;
 // Levels at the begin of a step that differ by less than this part of the budget are the same.
 constexpr double kSameLevel = 0.005;
+// A plan that is lifted goes so many times that higher, so that not every step needs another one;
+// a level that is so many times that below the plan's gives away too much.
+constexpr int64_t kAhead = 4;
+constexpr int64_t kFarBelow = 10;
 
 }  // namespace
 
@@ -32,26 +38,84 @@ void State::choose_mode() {
   if (all_known_.empty() || (next != followed_.end() && is_to_be_measured(next->second))) {
     return;
   }
-  for (const auto& known : all_known_) {
-    const bool expected = next != followed_.end() && known->shape == next->second;
-    if (begins_alike(*known) && (known_ == nullptr || expected)) {
-      known_ = known;
-      mode_ = Mode::planned;
-      if (expected) {
-        return;
-      }
-    }
+  const auto expected = [&](const auto& one) {
+    return next != followed_.end() && one->shape == next->second;
+  };
+  // The level tells more than the rhythm, unless it drifts. Else the next higher one, or the next
+  // lower one.
+  const auto known = *std::ranges::min_element(all_known_, {}, [&](const auto& one) {
+    const auto above = begins_alike(*one) ? 0 : above_plan(*one);
+    const bool told = above == 0 && (expected(one) || !one->drifts);
+    return std::tuple(!told, !expected(one), above > 0, std::abs(above));
+  });
+  if (begins_alike(*known) || (expected(known) && reaches_begin(*known))) {
+    known_ = known;
+    mode_ = Mode::planned;
   }
 }
 
+// How far above the level that the plan is made for the step begins.
+int64_t State::above_plan(const Known& known) const {
+  return recorder_.timeline().at_begin - known.timeline.at_begin;
+}
+
+// A budget that nothing comes near says nothing of how exact a level is to be known.
+int64_t State::same_level(const Known& known) const {
+  return part_of(std::min(static_cast<int64_t>(*options.budget), 2 * known.most), kSameLevel);
+}
+
 bool State::begins_alike(const Known& known) const {
-  if (!options.budget) {
+  return !options.budget || std::abs(above_plan(known)) <= same_level(known);
+}
+
+// Note [Levels that drift]
+// What a program keeps from step to step, as a list that grows, lifts all of a step by that. Once a
+// step was measured at two levels, its plan is made for others from the same measurement: lifted to
+// a higher level, while a plan for a higher level is right for a lower one as it is. Not from the
+// first one alone, for what a program makes in its first step, as gradients and an optimizer's
+// state, changes more than the level. Where a plan that is far too high gives memory away, the step
+// is measured again, ever more rarely.
+bool State::reaches_begin(Known& known) {
+  if (!known.drifts) {
+    return false;
+  }
+  const auto above = above_plan(known);
+  if (above < -kFarBelow * same_level(known) && step_ >= level_from_) {
+    level_pause_ *= 2;
+    level_from_ = step_ + level_pause_;
+    return false;
+  }
+  return above <= 0 || lift(known, above);
+}
+
+// False: there is no plan for that level.
+bool State::lift(Known& known, int64_t by) {
+  const auto room = cap_for(known.timeline) - least_of(known) - by;
+  if (room < 0) {
+    return false;
+  }
+  known.began_at = known.lifts == 0 ? known.timeline.at_begin : known.began_at;
+  ++known.lifts;
+  by += std::min(room, kAhead * same_level(known));
+  known.most += by;
+  for (auto* timeline : {&known.timeline, &known.measured}) {
+    timeline->at_begin += by;
+    for (auto* levels : {&timeline->peak, &timeline->level}) {
+      std::ranges::for_each(*levels, [&](int64_t& level) { level += by; });
+    }
+  }
+  if (!options.recompute) {
+    known.plan = plan_for(known);
     return true;
   }
-  // A budget that nothing comes near says nothing of how exact a level is to be known.
-  const auto budget = std::min(static_cast<int64_t>(*options.budget), 2 * known.most);
-  return std::abs(known.timeline.at_begin - recorder_.timeline().at_begin) <=
-         part_of(budget, kSameLevel);
+  auto& followed = *known.followed;
+  followed.keeps_budget = std::ranges::find(followed.proven, true) != followed.proven.end();
+  try {
+    make_fit(known);
+  } catch (const BudgetError&) {  // since then more is held because it did not prove the same
+    return false;
+  }
+  return true;
 }
 
 bool State::is_to_be_measured(uint64_t shape) {
@@ -76,6 +140,15 @@ uint64_t State::shape() const {
     return known != known_ && options.recompute && shape_of(known->measured) == saved;
   });
   return alike == all_known_.end() ? saved : (*alike)->shape;
+}
+
+void State::add_known(std::shared_ptr<Known> known) {
+  known->drifts = std::ranges::any_of(
+      all_known_, [&](const auto& other) { return other->shape == known->shape; });
+  all_known_.insert(all_known_.begin(), std::move(known));
+  if (all_known_.size() > kMostKnown) {
+    all_known_.pop_back();
+  }
 }
 
 void State::remember(uint64_t shape) {

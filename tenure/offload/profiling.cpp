@@ -150,10 +150,7 @@ void State::learn_fit() {
   known->small = options.min_bytes.value_or(
       small_size(known->measured, bandwidth, bandwidth > 0 ? kCopyOverhead : 0));
   make_fit(*known);
-  all_known_.insert(all_known_.begin(), std::move(known));
-  if (all_known_.size() > kMostKnown) {
-    all_known_.pop_back();
-  }
+  add_known(std::move(known));
 }
 
 // Throws BudgetError, and forgets it, where there is none.

@@ -52,7 +52,12 @@ struct Lane {
 struct Known {
   Timeline timeline;
   uint64_t shape = 0;
-  int64_t most = 0;    // allocated at once in that step
+  int64_t most = 0;  // allocated at once in that step
+  bool drifts = false;  // it was measured before, at another level
+  // How often it was made for a higher level since it was measured, and at which level that was:
+  // Note [Levels that drift].
+  uint32_t lifts = 0;
+  int64_t began_at = 0;
   uint64_t small = 0;  // not worth a copy; decided once, so that what moves stays the same
   Plan plan;
   // With recompute: the step as it was measured, while `timeline` and `plan` are the fit's.
@@ -159,7 +164,12 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
 
   void forget_dead();
   void choose_mode();
+  int64_t above_plan(const Known& known) const;
+  int64_t same_level(const Known& known) const;
   bool begins_alike(const Known& known) const;
+  bool reaches_begin(Known& known);
+  void add_known(std::shared_ptr<Known> known);
+  bool lift(Known& known, int64_t by);
   void lose_plan();
   void forget_plans();
   bool is_to_be_measured(uint64_t shape);
@@ -234,6 +244,8 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   std::unordered_map<StorageRef, uint32_t> met_;
   uint64_t doubt_from_ = 0;  // the step from which on a plan may be doubted again
   uint64_t doubt_pause_ = 1;
+  uint64_t level_from_ = 0;  // the step from which on one may be measured again for its level
+  uint64_t level_pause_ = 2;
   int64_t margin_ = 0;  // by which plans were exceeded
   Stats last_;
   bool saves_nothing_ = false;  // the last whole step, that could go

@@ -48,6 +48,7 @@ struct Stats {
   int64_t promised = 0;  // by the plan
   int64_t least = 0;     // that any budget could be; 0: not known yet
   int64_t budget = 0;    // 0: none
+  int64_t risen = 0;     // levels at begin since the measured step, where they rise again and again
   uint64_t audited = 0;  // compared with what they were; so far
   std::string diverged;  // why the step did not follow its plan; empty: it did
 };

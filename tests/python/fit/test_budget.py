@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import tenure
-from fitting import Job, budget_at, deep, inside, probe, settle, tight
+from fitting import Job, budget_at, deep, grads, inside, probe, settle, tight
 
 
 def allocated_at_most(work: Any) -> int:
@@ -232,6 +233,64 @@ def test_what_is_said_after_a_refusal() -> None:
     assert re.search(said, str(fit))
     with pytest.raises(tenure.InputError, match=said):
         fit.frontier()
+
+
+def test_a_level_that_grows_has_plans_within_the_budget() -> None:
+    """By one percent of the budget a step."""
+    job, fit = tight(deep, part=0.7)
+    plain = deep()
+    others: list[Tensor] = []
+    modes = []
+    with pytest.warns(UserWarning, match="grows from step to step, by .* KiB since") as warned:
+        for n in range(20):
+            others.append(torch.zeros(fit.stats().budget // 100, dtype=torch.uint8))
+            job.model.zero_grad(set_to_none=True)
+            inside(job, n, fit)
+            ours = grads(job.model)
+            plain.model.zero_grad(set_to_none=True)
+            plain.loss(n).backward()
+            assert ours == grads(plain.model)
+            plain.model.zero_grad(set_to_none=True)
+            modes.append(fit.stats().mode)
+            if modes[-1] == "planned":
+                assert fit.stats().peak <= fit.stats().budget, n
+    assert modes[:3] == ["measuring", "measuring", "proving"]
+    assert set(modes[3:]) == {"planned"}
+    assert len(warned) == 1
+
+
+def test_a_level_that_comes_and_goes_is_seldom_profiled() -> None:
+    job, fit = tight(deep, part=0.7)
+    others: list[Tensor] = []
+    modes = []
+    for n in range(60):
+        others.append(torch.zeros(fit.stats().budget // 100, dtype=torch.uint8))
+        if n % 6 == 5:
+            others.clear()
+        job.model.zero_grad(set_to_none=True)
+        inside(job, n, fit)
+        modes.append(fit.stats().mode)
+        if modes[-1] == "planned":
+            assert fit.stats().peak <= fit.stats().budget, n
+    assert modes.count("planned") > 50
+
+
+def test_shapes_in_turn_at_levels_that_grow() -> None:
+    job, fit = tight(deep, part=0.9)
+    others: list[Tensor] = []
+    modes = []
+    x = torch.randn(256, 64)
+    for n in range(24):
+        others.append(torch.zeros(fit.stats().budget // 150, dtype=torch.uint8))
+        job.model.zero_grad(set_to_none=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with fit:
+                (job.model(x).square().mean() if n % 2 else job.loss(n)).backward()
+        modes.append(fit.stats().mode)
+        if modes[-1] == "planned":
+            assert fit.stats().peak <= fit.stats().budget, n
+    assert modes[12:].count("planned") > 9
 
 
 def test_a_level_that_leaves_no_room_is_refused() -> None:

@@ -213,3 +213,16 @@ class TestOnTheCpu:
             kept = stats.kept["fits the budget"][1]
             assert 0.8 * budget - x.nbytes <= kept <= budget
             assert stats.saved_bytes == stats.moved_out_bytes + kept + x.nbytes
+
+
+def test_it_holds_at_levels_that_grow(job: Job) -> None:
+    budget = job.between(0.7)
+    offload = tenure.Offload(job.model, budget=budget, min_bytes=1)
+    others: list[Tensor] = []
+    modes = []
+    for _ in range(14):
+        others.append(torch.zeros(budget // 100, dtype=torch.uint8, device="fake"))
+        peak = job.peak(offload)
+        modes.append(offload.stats().mode)
+        assert peak <= budget or modes[-1] == "measuring"
+    assert modes[2:] == ["planned"] * 12
