@@ -118,10 +118,16 @@ bool Objects::State::spill_one() {
   Dead dead;
   std::lock_guard lock(mutex);
   const auto* slot = slots.live(id);
-  if (slot != nullptr && slot->content == content) {
+  if (slot == nullptr || slot->content != content) {
+    dead.push_back(std::move(content));
+    return true;
+  }
+  content.reset();  // of what keeps it busy
+  if (busy(id, *slot)) {
+    ages.add(id, [](ObjectId) { return true; });
+  } else {
     replace_content(id.slot, spilled, dead);
   }
-  dead.push_back(std::move(content));
   return true;
 }
 

@@ -2,6 +2,7 @@
 
 #include "objects_fixture.h"
 #include <tenure/core/error.h>
+#include <tenure/core/quiet_thread.h>
 #include <tenure/store/objects.h>
 
 #include <gtest/gtest.h>
@@ -11,8 +12,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <system_error>
+#include <thread>
 
 namespace tenure::store {
 namespace {
@@ -140,6 +144,35 @@ TEST(Spilling, WhatIsBeingFetchedOrMappedStays) {
   EXPECT_EQ(all[0].place, "memfd");
   EXPECT_EQ(all[1].place, "memfd");
   EXPECT_EQ(all[2].place, "disk");
+}
+
+// A spilled file that is being written, or has been.
+bool has_spilled_file() {
+  return std::ranges::any_of(
+      std::filesystem::directory_iterator("/proc/self/fd"), [](const auto& entry) {
+        std::error_code gone;
+        const auto target = std::filesystem::read_symlink(entry.path(), gone).string();
+        return !gone && target.ends_with("(deleted)") && !target.starts_with("/memfd:");
+      });
+}
+
+TEST(Spilling, WhatIsMappedWhileItIsSpilledStays) {
+  Objects objects(kOwner, capped(48 << 20, WhenFull::spill));
+  const auto reader = objects.admit(trainer(0));
+  const auto large = put(objects, step(1), 32 << 20).id;
+  auto putter = quiet_thread("a putter", [&] { put(objects, step(2), 32 << 20); });
+  while (!has_spilled_file()) {
+    std::this_thread::yield();
+  }
+  auto fetched = objects.fetch(reader, large, {});
+  if (fetched.content->descriptor() < 0) {
+    GTEST_SKIP() << "it was on disk already";
+  }
+  objects.mapped(reader, large);
+  fetched = {};
+  putter.join();
+  EXPECT_EQ(objects.list(0, 1, nullptr).at(0).place, "memfd");
+  EXPECT_EQ(objects.stats().bytes, 32U << 20);
 }
 
 TEST(Spilling, HandlesThatShareAContentAreSpilledTogether) {
