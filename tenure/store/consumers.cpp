@@ -7,6 +7,10 @@ namespace {
 
 constexpr size_t kMostGone = 1024;  // roles
 
+bool same_rank(const Member& one, const Member& other) {
+  return one.role == other.role && one.rank == other.rank;
+}
+
 }  // namespace
 
 ConsumerId Consumers::admit(const Member& member, int64_t until_ms) {
@@ -55,13 +59,13 @@ Consumers::Lapse Consumers::lapse(int64_t now_ms) {
     }
   }
   for (auto* const gone : lapsed) {
-    const bool goes_on = std::ranges::any_of(consumers_, [&](const auto& entry) {
-      const auto& other = entry.second;
-      return !other.lapsed && other.member.role == gone->member.role &&
-             other.member.rank == gone->member.rank;
-    });
-    if (!goes_on) {
-      out.members.push_back({.member = gone->member, .begun = gone->begun.give_up()});
+    if (stand_in(gone->member) == nullptr) {
+      out.members.push_back({.member = gone->member, .begun = {}});
+      for (auto& [id, consumer] : consumers_) {
+        if (same_rank(consumer.member, gone->member)) {
+          consumer.begun.give_up(out.members.back().begun);
+        }
+      }
     }
     if (gone_.size() < kMostGone || gone_.contains(gone->member.role)) {
       gone_[gone->member.role] = gone->member;
@@ -73,10 +77,20 @@ Consumers::Lapse Consumers::lapse(int64_t now_ms) {
     if (!consumer.lapsed || consumer.connections != 0) {
       return false;
     }
+    if (auto* const other = stand_in(consumer.member)) {
+      other->begun.inherit(consumer.begun);
+    }
     ids_.erase(consumer.member);
     return true;
   });
   return out;
+}
+
+Consumer* Consumers::stand_in(const Member& member) {
+  const auto found = std::ranges::find_if(consumers_, [&](const auto& entry) {
+    return !entry.second.lapsed && same_rank(entry.second.member, member);
+  });
+  return found == consumers_.end() ? nullptr : &found->second;
 }
 
 std::optional<Member> Consumers::gone(const std::string& role) const {

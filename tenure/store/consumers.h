@@ -61,15 +61,21 @@ class Begun {
     places_.erase(entry);
     return given_up;
   }
-  // Those whose place it still had.
-  std::vector<ObjectId> give_up() {
-    std::vector<ObjectId> out;
+  // Adds those whose place it still had.
+  void give_up(std::vector<ObjectId>& to) {
     for (auto& [id, place] : places_) {
       if (std::exchange(place, Place::given_up) == Place::waiting) {
-        out.push_back(id);
+        to.push_back(id);
       }
     }
-    return out;
+  }
+  // It goes on where `other`, who is gone for good, has ended.
+  void inherit(const Begun& other) {
+    for (const auto& [id, place] : other.places_) {
+      if (place == Place::waiting) {
+        places_.try_emplace(id, Place::waiting);
+      }
+    }
   }
 
  private:
@@ -104,7 +110,8 @@ class Consumers {
     size_t consumers = 0;
     std::vector<Gone> members;  // those whose role and rank no other consumer has
   };
-  // Those whose lease ended. Without a connection they are forgotten.
+  // Those whose lease ended. Without a connection they are forgotten; what they had begun is then
+  // begun by another of their role and rank, if one is here.
   Lapse lapse(int64_t now_ms);
 
   // Of this role (empty: of any): the last one whose lease ended, if no other is here.
@@ -113,6 +120,9 @@ class Consumers {
   [[nodiscard]] const std::unordered_map<uint64_t, Consumer>& all() const { return consumers_; }
 
  private:
+  // Of this role and rank, one whose lease has not ended. Null: there is none.
+  Consumer* stand_in(const Member& member);
+
   uint64_t latest_ = 0;
   std::unordered_map<uint64_t, Consumer> consumers_;
   std::unordered_map<Member, uint64_t, MemberHash> ids_;

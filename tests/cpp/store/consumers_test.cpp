@@ -145,6 +145,42 @@ TEST_F(Leases, AFetchThatWasBegunPassesToTheNextIncarnation) {
             std::vector<std::string>{"1 fetch by anyone"});
 }
 
+TEST_F(Leases, AFetchThatWasBegunLapsesWithTheLastOfItsRank) {
+  const auto one = put(objects, step(1), 100, counted(1)).id;
+  const auto killed = objects.admit(trainer(0, 1));
+  const auto last = objects.admit(trainer(0, 2));
+  objects.fetch(killed, one, {});
+  objects.parted(killed);
+  now += 60;
+  objects.renew(last);
+  now += 60;
+  EXPECT_EQ(objects.expire(), 1U);
+  EXPECT_EQ(objects.stats().objects, 1U) << "the last one may fetch it";
+  objects.parted(last);
+  now += 101;
+  EXPECT_EQ(objects.expire(), 1U);
+  EXPECT_EQ(freed(Freed::expired), 1U);
+}
+
+TEST_F(Leases, OneThatWasSlowLeavesNoPlaceToOthersOfItsRankWhileItIsThere) {
+  const auto two = put(objects, step(1), 100, counted(2)).id;
+  const auto slow = objects.admit(trainer(0, 1));
+  const auto last = objects.admit(trainer(0, 2));
+  objects.fetch(slow, two, {});
+  now += 60;
+  objects.renew(last);
+  now += 60;
+  EXPECT_EQ(objects.expire(), 1U);
+  objects.renew(slow);
+  objects.fetched(slow, two);
+  objects.parted(last);
+  now += 60;
+  objects.renew(slow);
+  now += 60;
+  EXPECT_EQ(objects.expire(), 1U);
+  EXPECT_EQ(objects.stats().objects, 1U) << "the other fetch is waited for";
+}
+
 TEST_F(Leases, WhatNobodyHereCanFetchNamesTheLastThatCould) {
   put(objects, step(1), 100, listed({{"trainer", {}}}));
   put(objects, step(1), 100, counted(2));
