@@ -19,6 +19,7 @@ import contextlib
 import importlib
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
@@ -56,7 +57,7 @@ _MODULE = "areal.infra.rpc.rtensor"
 _SCOPE = "areal", "shards"  # owns what no scope was named for
 
 _lock = threading.Lock()
-_scope: tuple[object, tensors.Scope] | None = None
+_scope: tuple[weakref.ref[Any], tensors.Scope] | None = None  # in which store: leave() ends that
 _named: dict[str, Handle] = {}  # what was stored under a name of the caller's
 
 
@@ -286,10 +287,10 @@ def _module() -> ModuleType:
 def _own_scope() -> tensors.Scope:
     """One for all processes: a shard that is fetched and stored again is the same shard."""
     global _scope
-    joined: object = tensors.joining.current()
+    joined = tensors.joining.current()
     with _lock:
-        if _scope is None or _scope[0] is not joined:
-            _scope = joined, tensors.scope(*_SCOPE)
+        if _scope is None or _scope[0]() is not joined:
+            _scope = weakref.ref(joined), tensors.scope(*_SCOPE)
             _named.clear()
         return _scope[1]
 

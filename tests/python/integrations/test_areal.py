@@ -248,6 +248,13 @@ class TestBeyondAreal:
         assert isinstance(RTensor.localize(sent), Named)
         RTensor.clear(sent)
 
+    def test_a_process_that_leaves_frees_its_shards(self, job: str) -> None:
+        sent = RTensor.remotize([torch.ones(1000)], node_addr="")
+        tenure.store.leave()
+        tenure.store.join(job, "trainer", 0)
+        with pytest.raises(tenure.OwnerLost):
+            RTensor.localize(sent)
+
     def test_a_rank_that_is_no_source_stores_nothing(self) -> None:
         sent = RTensor.remotize([torch.ones(1000)], node_addr="", sources=[4])
         assert areal.storage_stats()["num_tensors"] == 0
