@@ -354,8 +354,9 @@ def _without_padding(batch: dict[Any, Any]) -> dict[Any, Any]:
     mask = batch.get("attention_mask")
     if not isinstance(mask, torch.Tensor) or mask.ndim < 2 or mask.numel() == 0:
         return batch
-    rows, used = mask.shape[0], int(mask.sum(-1).max())
-    if used >= mask.shape[-1]:
+    rows, columns = mask.shape[0], mask.flatten(end_dim=-2).any(0).nonzero()
+    used = int(columns[-1]) + 1 if len(columns) else 0
+    if used == mask.shape[-1]:
         return batch
 
     def trim(part: Any) -> Any:

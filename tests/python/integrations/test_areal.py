@@ -248,6 +248,15 @@ class TestBeyondAreal:
         assert isinstance(RTensor.localize(sent), Named)
         RTensor.clear(sent)
 
+    def test_padding_at_the_front_is_stored(self) -> None:
+        batch = {
+            "attention_mask": torch.tensor([[0, 0, 1, 1, 0], [0, 1, 0, 1, 0]]),
+            "input_ids": torch.arange(10).reshape(2, 5),
+        }
+        sent = RTensor.remotize(batch, node_addr="")
+        assert RTensor.localize(sent)["input_ids"].tolist() == [[0, 1, 2, 3], [5, 6, 7, 8]]
+        RTensor.clear(sent)
+
     def test_a_process_that_leaves_frees_its_shards(self, job: str) -> None:
         sent = RTensor.remotize([torch.ones(1000)], node_addr="")
         tenure.store.leave()
