@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import warnings
 import weakref
 from collections import OrderedDict
@@ -50,6 +51,7 @@ class Scope:
         self.key = _key_text(key)
         self._sources = _ranks(sources)
         self._closed: Closed | None = None
+        self._closing = threading.RLock()  # a thread that closes, too, waits for the books
         if (*self._name(), self._store.owner[2]) in _closed_here:
             raise InputError(
                 f"the scope {self} was closed by this process: give another key, or none for a "
@@ -156,10 +158,11 @@ class Scope:
 
     def adopt(self, tree: T) -> T:
         """Closing the scope will free these handles, too, at their owners. Returns the tree."""
-        if self._closed is not None:
-            raise InputError(f"the scope {self} is closed and can adopt nothing: use free()")
         handles = trees.handles_in(tree)
-        self._store.adopt(*self._name(), [handle._handle for handle in handles])
+        with self._closing:
+            if self._closed is not None:
+                raise InputError(f"the scope {self} is closed and can adopt nothing: use free()")
+            self._store.adopt(*self._name(), [handle._handle for handle in handles])
         return tree
 
     def close(self) -> Closed:
@@ -169,8 +172,10 @@ class Scope:
             ScopeError: The books do not balance: stored is not freed plus live. Names the process,
                 the call and the line.
         """
-        if self._closed is not None:
-            return self._closed
+        with self._closing:
+            return self._close() if self._closed is None else self._closed
+
+    def _close(self) -> Closed:
         if self._joined() is None:  # with which all went that it owned
             self._closed = Closed(scope=str(self))
             return self._closed
@@ -183,7 +188,7 @@ class Scope:
             warnings.warn(
                 f"the scope {self} is closed, but not at {', '.join(self._closed.unreached)}",
                 ScopeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         if self._closed.difference:
             raise ScopeError(f"the books of the scope {self} are wrong: {self._closed.difference}")

@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -141,6 +142,25 @@ def test_a_closed_scope_adopts_nothing(job: str) -> None:
         with pytest.raises(tenure.InputError, match="is closed and can adopt nothing"):
             scope.adopt(handle)
     assert job
+
+
+def test_threads_that_close_one_scope_have_the_same_books(trainers: list[Member]) -> None:
+    scope = tenure.store.scope("step", 70)
+    scope.adopt(trainers[0].call("put", "step", 70, {"shape": [4]}))
+    late = trainers[1].call("put", "step", 71, {"shape": [4]})
+    with ThreadPoolExecutor(3) as pool:
+        with trainers[0].stopped():
+            closing = [pool.submit(scope.close)]
+            until(lambda: not scope.put(tensor_of([1])).stored)
+            closing.append(pool.submit(scope.close))
+            adopting = pool.submit(scope.adopt, late)
+            until(lambda: all(one.running() or one.done() for one in [*closing, adopting]))
+        first, second = (one.result() for one in closing)
+        with pytest.raises(tenure.InputError, match="is closed and can adopt nothing"):
+            adopting.result()
+    assert first is second
+    assert [there["freed"] for there in first.elsewhere] == [1]
+    assert late.free()
 
 
 def test_an_exception_closes_too(job: str) -> None:
