@@ -57,6 +57,22 @@ void check_target(const at::Tensor& target, const Handle& handle, const Layout& 
   }
 }
 
+// What throws is the storage: for all that have it, and on the CPU alone.
+void check_access(const GetOptions& options) {
+  if (options.access != Access::read_only) {
+    return;
+  }
+  if (options.keep) {
+    throw InputError(
+        "a tensor that is kept is shared by those who fetch it: give keep or readonly");
+  }
+  if (!options.into.empty() || (options.device && !options.device->is_cpu())) {
+    throw InputError(
+        "writes raise only to a tensor that the fetch makes on the CPU: give readonly, or into and "
+        "device");
+  }
+}
+
 bool takes_bytes(const at::Tensor& target) {
   return target.device().is_cpu() && target.is_contiguous() && !target.is_conj() &&
          !target.is_neg();
@@ -67,6 +83,7 @@ class Delivery {
  public:
   Delivery(std::span<const Handle> handles, const GetOptions& options)
       : handles_(handles), options_(options), out_(handles.size()) {
+    check_access(options);
     if (!options.into.empty() && options.into.size() != handles.size()) {
       throw InputError(text("there are ", handles.size(), " handles and ", options.into.size(),
                             " targets: give one for each"));

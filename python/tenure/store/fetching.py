@@ -101,10 +101,6 @@ def _request(
     """What the store is asked, if it means something."""
     if wire not in (None, "tcp"):
         raise InputError(f"wire is None or 'tcp', not {wire!r}")
-    if keep and readonly:
-        raise InputError(
-            "a tensor that is kept is shared by those who fetch it: give keep or readonly"
-        )
     if device is not None and torch.device(device).type == "meta":
         raise InputError("the meta device has no memory to fetch into")
     for target in into:

@@ -110,7 +110,7 @@ class Handle:
             into: A tensor of the same dtype and shape to fetch into.
             device: Where the tensor shall be, if not on the CPU.
             readonly: Writes to the tensor raise. Some of torch's neighbours (numpy, DLPack, pickle)
-                cannot read such a tensor.
+                cannot read such a tensor. Not with ``into``, ``keep`` or another device.
             more: More of it will be fetched: this is not yet the fetch that was expected.
             keep: Keep it here until its scope closes; until then a fetch that says so gets the same
                 tensor again.

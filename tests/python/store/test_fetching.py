@@ -340,6 +340,8 @@ def test_what_has_no_bytes_is_refused(tensor: Any, says: str) -> None:
         {"timeout": -1},
         {"wire": "udp"},
         {"keep": True, "readonly": True},
+        {"into": torch.zeros(1), "readonly": True},
+        {"device": "cuda", "readonly": True},
         {"device": "meta"},
     ],
 )
