@@ -102,8 +102,8 @@ class _Mapper:
             changes = self._changes(dict(enumerate(node)))
             values = [changes.get(i, value) for i, value in enumerate(node)]
             return node if not changes else _with_values(node, values)
-        fields = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
-        return _with_fields(node, self._changes(fields))
+        names = [field.name for field in dataclasses.fields(node) if hasattr(node, field.name)]
+        return _with_fields(node, self._changes({name: getattr(node, name) for name in names}))
 
     def _changes(self, parts: dict[Any, Any]) -> dict[Any, Any]:
         swapped = {name: self.swap(part) for name, part in parts.items()}

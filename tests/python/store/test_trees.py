@@ -30,6 +30,12 @@ class Frozen:
     made: Any = dataclasses.field(init=False, default=3)
 
 
+@dataclasses.dataclass
+class Late:
+    tensor: Any
+    later: Any = dataclasses.field(init=False)
+
+
 def shapes(tree: Any) -> Any:
     return tenure.store.map_tree(tree, lambda tensor: list(tensor.shape))
 
@@ -50,6 +56,12 @@ def test_every_kind_of_nest() -> None:
     assert shapes(packed).data == [5]
     assert shapes(torch.max(torch.ones(2, 3), dim=0))[0] == [3]
     assert shapes(one) == [2]
+
+
+def test_a_field_that_is_not_set_yet() -> None:
+    found = shapes(Late(torch.ones(2)))
+    assert found.tensor == [2]
+    assert not hasattr(found, "later")
 
 
 def test_what_has_no_tensor_is_not_copied() -> None:
