@@ -81,13 +81,18 @@ class Keeper:
         with connection, contextlib.suppress(OSError):
             connection.settimeout(_PATIENCE_S)
             if _user_of(connection) == os.geteuid():
-                _send(connection, self._answer(connection))
+                self._answer(connection)
 
-    def _answer(self, connection: socket.socket) -> dict[str, Any]:
+    def _answer(self, connection: socket.socket) -> None:
         try:
-            return {"handle": self._take(_receive(connection)).text()}
+            taken = self._take(_receive(connection))
         except Exception as error:  # noqa: BLE001  whatever it is, the visitor is told
-            return {"error": str(error)}
+            _send(connection, {"error": str(error)})
+            return
+        try:
+            _send(connection, {"handle": taken.text()})
+        except OSError:  # the visitor has gone, and nobody else can ask for it
+            self._store.free([taken._handle])
 
     def _take(self, asked: dict[str, Any]) -> Handle:
         handle = Handle.from_text(asked["handle"])

@@ -118,7 +118,12 @@ class Scope:
         def put_for_keeper(listed: who.Listed | None, count: int | None) -> _C.StoreHandle:
             return self._store.put(*self._name(), tensor, listed, count, "", None, site)
 
-        return self.adopt(give(self._store, put_for_keeper, collectors, site))
+        kept = give(self._store, put_for_keeper, collectors, site)
+        try:
+            return self.adopt(kept)
+        except InputError:  # closed meanwhile: it comes too late, as any other put
+            kept.free()
+            return self._put(tensor, collectors, sources, ("", None), site)
 
     def _put(
         self,

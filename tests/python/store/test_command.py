@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,8 @@ from forks import Forked, run_forked
 from members import Member, RemoteError, until
 from store_work import raw, tensor_of
 from tenure import _C
+from tenure.store import Handle, scopes
+from tenure.store import keeper as keeping
 
 TENURE = Path(sys.executable).with_name("tenure")
 
@@ -153,6 +156,43 @@ def test_a_keeper_without_descriptors_goes_on_when_it_has_some(job: str) -> None
         resource.prlimit(kept.pid, resource.RLIMIT_NOFILE, limits)
         with tenure.store.scope("step") as step:
             assert step.put(tensor_of([9]), keeper=True).owner == ("keeper", 0)
+
+
+def kept_objects(job: str) -> int:
+    told = json.loads(run("stats", "--job", job, "--json"))
+    return sum(
+        one["objects"]["objects"] for one in told["processes"] if one["owner"]["role"] == "keeper"
+    )
+
+
+def test_a_keeper_frees_what_its_visitor_did_not_wait_for(job: str) -> None:
+    with keeper(job), tenure.store.scope("step") as step:
+        handle = step.put(tensor_of([9]), collectors=["keeper"])
+        asked = {"handle": handle.text(), "listed": None, "count": None, "site": ""}
+        with socket.socket(socket.AF_UNIX) as impatient:
+            impatient.connect(str(Path(_C.store_folder(job)) / "keeper.control"))
+            impatient.shutdown(socket.SHUT_RD)
+            impatient.sendall(json.dumps(asked).encode() + b"\n")
+        until(lambda: tenure.store.stats()["objects"] == 0)  # it has taken it
+        until(lambda: kept_objects(job) == 0)
+
+
+def test_a_keeper_keeps_nothing_of_a_scope_that_closed(
+    job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def give_and_close(*arguments: Any) -> Handle:
+        handle = keeping.give(*arguments)
+        step.close()
+        return handle
+
+    with keeper(job):
+        step = tenure.store.scope("step")
+        monkeypatch.setattr(scopes, "give", give_and_close)
+        for _ in range(2):  # it closes meanwhile, and was closed before
+            late = step.put(tensor_of([9]), keeper=True)
+            assert not late.stored
+            assert "was closed by reader 0" in late.why
+        assert kept_objects(job) == 0
 
 
 def test_without_a_keeper(job: str) -> None:
