@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from tenure.telemetry.words import bytes_text
@@ -33,6 +33,11 @@ class Closed:
     unreached: list[str] = field(default_factory=list)  #: owners that were not asked
     gone: list[str] = field(default_factory=list)  #: owners that have ended, and all they had
     difference: str = ""
+
+    def since(self, now: Closed) -> Closed:
+        """The same books, with what has changed here since the close."""
+        mapped = [*now.still_mapped, *_mapped_elsewhere(self.elsewhere)]
+        return replace(self, dropped=now.dropped, still_mapped=mapped)
 
     def __str__(self) -> str:
         """One line."""
@@ -70,7 +75,7 @@ def closed_of(scope: str, owner: Owner, told: Mapping[str, Any]) -> Closed:
         lines=told["lines"],
         still_mapped=[
             *(mapped_text(mapped) for mapped in told["still_mapped"]),
-            *(text for there in elsewhere for text in there["still_mapped"]),
+            *_mapped_elsewhere(elsewhere),
         ],
         elsewhere=elsewhere,
         unreached=[_owner_text(owner, why) for owner, why, how in unreached if how != "gone"],
@@ -82,6 +87,10 @@ def closed_of(scope: str, owner: Owner, told: Mapping[str, Any]) -> Closed:
 def _owner_text(owner: Owner, why: str) -> str:
     role, rank, _ = owner
     return f"{role} {rank} ({why})"
+
+
+def _mapped_elsewhere(elsewhere: list[dict[str, Any]]) -> list[str]:
+    return [text for there in elsewhere for text in there["still_mapped"]]
 
 
 def mapped_text(mapped: Mapping[str, Any]) -> str:

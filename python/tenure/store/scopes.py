@@ -78,11 +78,15 @@ class Scope:
 
     @property
     def account(self) -> Closed:
-        """What was stored in it here and what became of it: so far, or when it closed."""
-        if self._closed is not None:
+        """What was stored in it here and what became of it: so far, or when it closed.
+
+        What was dropped after that, and who still has something of it mapped here, is as of now.
+        """
+        if self._closed is not None and self._joined() is None:
             return self._closed
         store = self._store
-        return closed_of(str(self), store.owner, store.account(*self._name()))
+        now = closed_of(str(self), store.owner, store.account(*self._name()))
+        return now if self._closed is None else self._closed.since(now)
 
     def put(
         self,

@@ -65,6 +65,7 @@ def test_a_mapped_tensor_outlives_its_scope_and_is_reported(trainer: Member) -> 
     assert "rollout 0" in raised.value.text
     trainer.call("let_go", "late")
     until(lambda: tenure.store.stats()["still_mapped_bytes"] == 0)
+    assert scope.account.still_mapped == []
 
 
 @pytest.mark.parametrize("wire", WIRES)

@@ -339,7 +339,7 @@ def test_threads_that_put_while_the_scope_closes(job: str) -> None:
         assert live() == 0
         assert account.difference == ""
         dropped = sum(not handle.stored for handle in handles)
-        assert scope._store.account("race", scope.key)["dropped"] == dropped
+        assert scope.account.dropped == dropped
 
 
 def test_the_cap(job: str) -> None:
