@@ -1,3 +1,4 @@
+#include "arenas.h"
 #include "bindings.h"
 #include "frames.h"
 #include <tenure/core/error.h>
@@ -372,6 +373,8 @@ void bind_inspect(py::module_& m) {
         }
       },
       py::arg("tensor"));
+  m.def("watch_arenas", &watch_arenas);
+  m.def("unwatch_arenas", &unwatch_arenas);
   m.def("unnamed_modules", [] {
     std::vector<std::pair<uint32_t, uintptr_t>> out;
     for (const auto& [number, address] : unnamed_modules()) {

@@ -36,7 +36,8 @@ std::atomic<Level> current_level{Level::off};
 std::atomic<uint32_t> current_step{0};
 std::atomic<uint64_t> spent{0};  // ticks
 std::atomic<uint64_t> operators_seen{0};
-std::atomic<int64_t> on_devices{0};  // bytes
+std::atomic<int64_t> on_devices{0};      // bytes
+std::atomic<int64_t> of_interpreter{0};  // bytes
 std::atomic<bool> devices_seen{false};
 std::atomic<bool> stepped_up{false};  // from counting, since watching began
 
@@ -603,6 +604,13 @@ int64_t Observer::malloced_bytes() const {
 }
 
 BirthTable& Observer::births() { return birth_table(); }
+
+void Observer::interpreter_took(int64_t bytes) {
+  of_interpreter.fetch_add(bytes, std::memory_order_relaxed);
+}
+int64_t Observer::interpreter_bytes() const {
+  return of_interpreter.load(std::memory_order_relaxed);
+}
 
 uint64_t Observer::cost() const {
   return static_cast<uint64_t>(seconds_between(0, spent.load(std::memory_order_relaxed)) * 1e9);

@@ -67,6 +67,11 @@ class Observer {
   // Bytes of storages that lie in malloc's heap: on the CPU all, or those of other libraries alone.
   int64_t malloced_bytes() const;
 
+  // An interpreter maps memory for its objects itself, past malloc: so much more, or less.
+  void interpreter_took(int64_t bytes);
+  // The sum of that since someone began to tell, which may be less than nothing.
+  int64_t interpreter_bytes() const;
+
   // What a device's allocator tells: see cuda/tracker.cpp.
   void device_born(const void* data, uint64_t bytes, uint16_t device);
   // The same of one whose line is known from elsewhere.

@@ -18,7 +18,7 @@ struct StepRow {
   std::optional<int64_t> shared;  // part of rss: shared memory that is no storage's
   std::optional<int64_t> pss, cgroup, children;
   std::optional<int64_t> in_memory;  // files in memory that no process need have mapped: /dev/shm
-  std::optional<int64_t> heap;       // malloc'ed and not the memory of a storage
+  std::optional<int64_t> heap;       // malloc'ed or an interpreter's, and no storage's memory
   std::optional<int64_t> heap_free;  // malloc keeps it for later: Note [Kept on paper]
   // Where storages are not malloc's: what neither malloc nor a storage has. Their allocator does
   // not tell what it keeps, and that is in it.

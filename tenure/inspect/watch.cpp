@@ -126,22 +126,23 @@ struct Watch::State {
     row.born_bytes = flow.born_bytes - last.born_bytes;
     row.deaths = flow.deaths - last.deaths;
     last = flow;
+    const auto arenas = observer().interpreter_bytes();
     if (steps % (steps / kHeapSteps + 1) == 0) {
       const auto heap = mallinfo2();
       heap_bytes = static_cast<int64_t>(heap.uordblks + heap.hblkhd);
       heap_free = static_cast<int64_t>(heap.fordblks);
       if (observer().storages_are_malloced()) {  // else most of the process is another allocator's
-        heap_free = kept_heap.resident(heap_bytes, heap_free, own_bytes(sample.process));
+        heap_free = kept_heap.resident(heap_bytes, heap_free, own_bytes(sample.process) - arenas);
       }
       heap_held = observer().malloced_bytes() + cached.load(std::memory_order_relaxed);
     }
-    row.heap = std::max<int64_t>(0, heap_bytes - heap_held);
+    row.heap = std::max<int64_t>(0, heap_bytes - heap_held + arenas);
     row.heap_free = heap_free;
     if (!observer().storages_are_malloced()) {
       const auto on_host = flow.bytes - observer().device_bytes() - observer().shared_bytes() -
                            observer().pinned_bytes() - observer().malloced_bytes();
       row.reserve = std::max<int64_t>(0, row.rss - row.files.value_or(0) - heap_bytes - heap_free -
-                                             all_pinned - std::max<int64_t>(0, on_host));
+                                             arenas - all_pinned - std::max<int64_t>(0, on_host));
     }
     if (!children.empty() && children_time <= row.seconds * kChildrenShare) {
       const auto asked = SteadyClock::now();

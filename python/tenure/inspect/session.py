@@ -96,6 +96,7 @@ class Session:
             raise
         devices.watch_when_used()
         constructors.watch()
+        _C.watch_arenas()
         self._optimizers = follow_optimizers()
         self._steps = _C.on_step(self._step_ended)
         self._timer = threading.Thread(target=self._keep_time, name="tenure-watch", daemon=True)
@@ -197,6 +198,7 @@ class Session:
         self._end_timer.set()
         self._timer.join(1.0)
         constructors.unwatch()
+        _C.unwatch_arenas()
         self._optimizers.remove()
         self._steps.end()
         devices.unwatch()

@@ -17,6 +17,7 @@ LINE_UNKNOWN = {"logging_records"}
 GROWTH = {
     "malloc_leak": "other host heap",
     "numpy_leak": "other host heap",
+    "kept_records": "other host heap",
     "dataloader_child": "child processes",
     "fragmentation": "allocator",
     "longer_sequences": "peak",
