@@ -34,6 +34,7 @@ constexpr double kSmallSuspect = 0.02;  // of all suspects' growth
 constexpr double kStartUp = 30;         // seconds
 constexpr double kLeastWork = 0.1;      // of a step's peak at first, for larger inputs to matter
 constexpr double kLargeShare = 0.2;     // of the growth of all storages
+constexpr double kByChance = 2;         // deviations that a count of rises may be off
 constexpr double kSure = 0.99;          // of what was counted and did not once become less
 
 Series series_of(std::span<const StepRow> rows,
@@ -186,7 +187,8 @@ class Suspects {
         evidence_(evidence),
         born_(series_of(rows,
                         [](const StepRow& row) { return static_cast<double>(row.born_bytes); })),
-        lasting_(rows.size()) {
+        lasting_(rows.size()),
+        varying_(rows.size()) {
     for (const auto& [origin, series] : cuts) {
       look_at(origin, series);
     }
@@ -221,6 +223,8 @@ class Suspects {
   std::vector<Suspect> take_filling() { return std::move(filling_); }
   std::vector<OriginId> doubtful() const { return doubtful_; }
   std::vector<OriginId> leading() const { return leading_; }
+  // Bytes that wander: Note [Sizes that vary]. For each row up to the last cut.
+  const Series& varying() const { return varying_; }
 
  private:
   void look_at(OriginId origin, std::span<const Cut> cuts) {
@@ -242,7 +246,13 @@ class Suspects {
     if (lasts || one) {
       std::ranges::transform(lasting_, bytes, lasting_.begin(), std::plus<>{});
     }
-    if (!trend.grows || (!one && !(lasts && older_and_older(cuts, trend)))) {
+    if (!trend.grows) {
+      return;
+    }
+    if (!one && !(lasts && older_and_older(cuts, trend))) {
+      if (lasts && rises_by_chance(bytes, full_since(cuts, trend))) {
+        std::ranges::transform(varying_, bytes, varying_.begin(), std::plus<>{});
+      }
       return;
     }
     found_.push_back(suspect(origin, cuts, trend));
@@ -297,11 +307,35 @@ class Suspects {
     }
   }
 
-  // Whether those alive come from ever more steps.
+  // Whether those alive come from ever more steps, to the end: a cache is full at some time.
   bool older_and_older(std::span<const Cut> cuts, const Trend& trend) const {
+    const auto all = at_rows(rows_, cuts, &Cut::birth_steps);
+    const auto births = std::span(all).subspan(trend.since);
+    const auto late = births[births.size() * 2 / 3];
+    return births.back() - births.front() >= 3 && births.back() > late && slope_of(births) > 0;
+  }
+
+  // Note [Sizes that vary]
+  // Of a cache that is full each storage takes another's place, and is larger or smaller. The sum
+  // wanders, slowly if the cache is large, and over a short run that looks like a trend. But it
+  // rises as often as it falls, while things that really become larger rise more often.
+  static bool rises_by_chance(const Series& bytes, size_t since) {
+    double rises = 0;
+    double falls = 0;
+    for (size_t i = since + 1; i < bytes.size(); ++i) {
+      rises += bytes[i] > bytes[i - 1] ? 1 : 0;
+      falls += bytes[i] < bytes[i - 1] ? 1 : 0;
+    }
+    return rises - falls <= kByChance * std::sqrt(rises + falls);
+  }
+
+  // From where on as many are alive as at the end.
+  size_t full_since(std::span<const Cut> cuts, const Trend& trend) const {
     const auto births = at_rows(rows_, cuts, &Cut::birth_steps);
-    const auto from = births[trend.since];
-    return births.back() - from >= 3 && slope_of(std::span(births).subspan(trend.since)) > 0;
+    const auto from = births.begin() + static_cast<std::ptrdiff_t>(trend.since);
+    const auto full =
+        std::find_if(from, births.end(), [&](double alive) { return alive >= births.back(); });
+    return static_cast<size_t>(full - births.begin());
   }
 
   std::span<const StepRow> rows_;
@@ -309,6 +343,7 @@ class Suspects {
   std::vector<OriginId> doubtful_, leading_;
   Series born_;     // bytes, in each step
   Series lasting_;  // bytes of all origins that have storages of many steps
+  Series varying_;  // bytes of those that grow by chance: Note [Sizes that vary]
   std::vector<Suspect> found_, filling_;
 };
 
@@ -373,6 +408,17 @@ Share share_of(const Place& place, std::span<const StepRow> rows, size_t since) 
           .per_step = pace / steps_per_row(rows),
           .grows = trend.grows && grown >= least && matters,
           .confidence = trend.confidence};
+}
+
+// See Note [Sizes that vary].
+void unless_it_varies(Share& share, const Place& place, std::span<const StepRow> rows,
+                      const Series& varying) {
+  if (!share.grows || std::ranges::all_of(varying, [](double bytes) { return bytes == 0; })) {
+    return;
+  }
+  auto rest = series_of(rows.first(varying.size()), place.bytes);
+  std::ranges::transform(rest, varying, rest.begin(), std::minus<>{});
+  share.grows = trend_of(rest, {.least_per_step = place.least}).grows;
 }
 
 std::string size_text(double bytes) {
@@ -497,6 +543,8 @@ Verdict judge(std::span<const StepRow> rows, const Cuts& cuts, Unit unit,
     verdict.shares.push_back(share_of(place, rows, since));
   }
   verdict.peak = share_of(kPeak, rows, since);
+  unless_it_varies(verdict.shares.front(), kPlaces.front(), rows, suspects.varying());
+  unless_it_varies(verdict.peak, kPeak, rows, suspects.varying());
   add_larger_inputs(verdict);
   add_unexplained(verdict);
   explain(verdict);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <ranges>
 #include <set>
 #include <string_view>
 #include <vector>
@@ -624,6 +625,65 @@ TEST(Verdict, OfFiveHundredHealthyLoopsNoneLeaks) {
         << static_cast<uint32_t>(verdict.suspects[0].origin);
     EXPECT_STRNE(said(verdict), "too-short") << "seed " << seed;
   }
+}
+
+// A cache of so many masks of all lengths, the one unused for longest making room.
+History cache_of_masks(uint64_t seed, int64_t steps, size_t most, int64_t longest) {
+  Random random(seed);
+  std::uniform_int_distribution<int64_t> length(longest / 8, longest);
+  struct Mask {
+    int64_t length, born;
+  };
+  std::vector<Mask> masks;
+  return history_of(steps, [&](History& run, StepRow&, int64_t i) {
+    Mask mask{length(random), i};
+    if (const auto found = std::ranges::find(masks, mask.length, &Mask::length);
+        found != masks.end()) {
+      mask = *found;
+      masks.erase(found);
+    }
+    masks.push_back(mask);
+    if (masks.size() > most) {
+      masks.erase(masks.begin());
+    }
+    int64_t bytes = 0;
+    std::set<int64_t> births;
+    for (const auto& kept : masks) {
+      bytes += 4 * kept.length * kept.length;
+      births.insert(kept.born);
+    }
+    keep(run, OriginId{7}, bytes, std::ssize(masks), std::ssize(births));
+  });
+}
+
+// See Note [Sizes that vary].
+TEST(Verdict, ACacheThatIsFullIsFlatThoughItsSizesVary) {
+  size_t accused = 0;
+  size_t growing = 0;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    for (const size_t most : {8, 16, 32}) {
+      const auto verdict = cache_of_masks(seed, 80, most, 400).verdict();
+      accused += verdict.judgement == Judgement::leak ? 1 : 0;
+      growing += verdict.judgement == Judgement::growth ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(accused, 0);
+  EXPECT_LE(growing, 6);  // of 600
+}
+
+TEST(Verdict, AFullCacheOfThingsThatBecomeLargerIsGrowth) {
+  std::vector<int64_t> lengths;
+  const auto verdict =
+      history_of(80, [&](History& run, StepRow&, int64_t i) {
+        lengths.push_back(100 + i + i % 7);
+        int64_t bytes = 0;
+        for (const auto length : lengths | std::views::reverse | std::views::take(16)) {
+          bytes += 4 * length * length;
+        }
+        const auto alive = std::min<int64_t>(i + 1, 16);
+        keep(run, OriginId{7}, bytes, alive, alive);
+      }).verdict();
+  EXPECT_EQ(verdict.judgement, Judgement::growth);
 }
 
 TEST(Verdict, OfTwoHundredLoopsThatLeakNearlyAllAreFoundWithTheirOrigin) {
