@@ -141,6 +141,9 @@ class References {
                           free);
   }
 
+  // The nodes of the way that retention() describes.
+  std::vector<uint32_t> way(uint32_t node) const { return all().graph().retention(node).path; }
+
   // One that refers to another, as an element of a way.
   py::tuple element(uint32_t node, uint32_t next) const {
     return all().describe(node, all().graph().object(next));
@@ -365,6 +368,7 @@ void bind_references(py::module_& m) {
       .def("counts", &References::counts, py::arg("node"))
       .def("unseen", &References::unseen, py::arg("node"))
       .def("retention", &References::retention, py::arg("node"))
+      .def("way", &References::way, py::arg("node"))
       .def("element", &References::element, py::arg("node"), py::arg("next"))
       .def("labels_behind", &References::labels_behind, py::arg("node"), py::arg("nodes"),
            py::arg("labels"))

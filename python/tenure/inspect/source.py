@@ -32,7 +32,7 @@ _ADDERS = {
     "update",
 }
 _GIVEN_FIRST = {"heappush", "insort", "insort_left", "insort_right", "setattr"}
-_REGISTERS = ("add_module", "register_")  # what such calls begin with
+_REGISTERS = ("add_module", "add_param_group", "register_")  # what such calls begin with
 
 
 @functools.cache

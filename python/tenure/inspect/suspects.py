@@ -213,11 +213,39 @@ def _path(
         outside = holders.Hop("native", _OUTSIDE, leak=True)
         return _Way([outside, *holders.collapsed(hops)], "")
     mark = _mark(hops, references.labels_behind(node, group, steps))
+    hops = _through_a_name(references, node, mark, hops)
     holders.add_lines(hops, file)
     frees = references.gone_with(node)[mark] if path else 0
     bounded = bool(path) and _has_room(path[mark][1])
     hint = advice.for_path(hops, path)
     return _Way(holders.collapsed(hops), hint, frees=frees, bounded=bounded)
+
+
+def _through_a_name(
+    references: _C.References, node: int, mark: int, hops: list[holders.Hop]
+) -> list[holders.Hop]:
+    """The way through a variable or attribute that is what grows, if the shortest has none.
+
+    That may lead through an object of C's: a task has the callback `tasks.discard`, whose set
+    grows.
+    """
+    at = next((i for i, hop in enumerate(hops) if hop.leak), 0)
+    if at == 0 or hops[at - 1].kind != "object":
+        return hops
+    way = references.way(node)
+    _, path, *_ = references.retention(node)
+    found = [hops]
+    for holder in references.referring_to(way[mark]):
+        reached, before, *_ = references.retention(holder)
+        if not reached or way[mark] in references.way(holder):
+            continue
+        ahead = [*before[:-1], references.element(holder, way[mark])]
+        other = holders.retention_path([*ahead, *path[mark:]])
+        marked = next((i for i, hop in enumerate(other) if len(ahead) in hop.elements), 0)
+        if marked > 0 and other[marked - 1].name:
+            other[marked].leak = True
+            found.append(other)
+    return min(found[1:] or found, key=len)
 
 
 def _has_room(owner: Any) -> bool:

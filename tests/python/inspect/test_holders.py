@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextvars
 import functools
@@ -9,6 +10,7 @@ import gc
 import heapq
 import queue
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,13 @@ def words(suspect: dict[str, Any]) -> str:
 def marked(suspect: dict[str, Any]) -> str:
     (hop,) = [hop["text"] for hop in suspect["holders"][0] if hop.get("leak")]
     return str(hop)
+
+
+def line_with(text: str) -> str:
+    """The first line of this file that begins with a text."""
+    lines = Path(__file__).read_text().splitlines()
+    number = next(i for i, line in enumerate(lines, 1) if line.strip().startswith(text))
+    return f"{Path(__file__).name}:{number}"
 
 
 def step_of(model: nn.Module) -> torch.Tensor:
@@ -499,3 +508,44 @@ def test_a_heap_names_the_line_that_pushes() -> None:
     worst: list[tuple[int, torch.Tensor]] = []
     found = leak(lambda step: heapq.heappush(worst, (step, torch.randn(5000))))
     assert "kept at test_holders.py" in words(found)
+
+
+audits: set[asyncio.Task[None]] = set()
+
+
+def test_a_set_of_tasks_is_named_though_each_task_leads_there() -> None:
+    async def audit(kept: torch.Tensor, gate: asyncio.Event) -> None:
+        await gate.wait()
+        consume(kept)
+
+    async def train() -> dict[str, Any]:
+        gate = asyncio.Event()
+        with tenure.watch(quiet=True) as session:
+            for _ in range(STEPS):
+                task = asyncio.create_task(audit(torch.randn(5000), gate))
+                audits.add(task)
+                task.add_done_callback(audits.discard)
+                await asyncio.sleep(0)
+                tenure.step()
+            verdict = session.verdict()
+        gate.set()
+        await asyncio.gather(*audits)
+        return verdict
+
+    suspect = asyncio.run(train())["suspects"][0]
+    assert words(suspect).startswith("audits (global of ")
+    assert f"(kept at {line_with('audits.add(')})" in marked(suspect)
+
+
+def test_an_optimizer_whose_groups_pile_up_names_the_line_that_adds_them() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def body(_: int) -> None:
+        weight = nn.Parameter(torch.zeros(4000))
+        optimizer.add_param_group({"params": [weight]})
+        (model(torch.randn(8, 8)).sum() + weight.sum()).backward()
+        optimizer.step()
+
+    suspect = leak(body)
+    assert line_with("optimizer.add_param_group(") in marked(suspect), words(suspect)
