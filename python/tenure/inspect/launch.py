@@ -50,8 +50,11 @@ def prepared(options: Options) -> Options:
     verdict = ""
     if options.json:
         verdict = str(Path(options.json).absolute())
-        if not os.access(Path(verdict).parent, os.W_OK):
-            raise InputError(f"cannot write {options.json}: give --json a file in a folder that is")
+        if not os.access(Path(verdict).parent, os.W_OK | os.X_OK):
+            where = "a folder that is there and that you may write to"
+            raise InputError(f"cannot write {options.json}: give --json a file in {where}")
+        if Path(verdict).is_dir():
+            raise InputError(f"cannot write {options.json}: it is a folder: give --json a file")
     local = str(Path(options.local).absolute()) if options.local else ""
     return replace(options, out=str(out), json=verdict, local=local)
 

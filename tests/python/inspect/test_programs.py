@@ -270,7 +270,11 @@ def test_no_secret_is_recorded(tmp_path: Path) -> None:
         ([], "what is to be run?"),
         (["no-such-program"], "no script, and no program"),
         (["--out", "/dev/null/x", "job.py"], "cannot write recordings"),
-        (["--json", "/nowhere/v.json", "job.py"], "cannot write /nowhere/v.json"),
+        (
+            ["--json", "/nowhere/v.json", "job.py"],
+            "cannot write /nowhere/v.json: give --json a file",
+        ),
+        (["--json", ".", "job.py"], "cannot write .: it is a folder: give --json a file"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path: Path, arguments: list[str], said: str) -> None:
