@@ -16,7 +16,7 @@ import torch.distributed
 from tenure import _C
 from tenure.errors import InputError
 
-__all__ = ["coordinates", "found_coordinates", "found_gpu"]
+__all__ = ["coordinates", "found_coordinates", "found_gpu", "found_rank"]
 
 _MEGATRON = "megatron.core.parallel_state"
 _MEGATRON_RANKS = {
@@ -56,6 +56,13 @@ def found_coordinates() -> dict[str, int]:
     if _given:
         return dict(_given)
     return _from_megatron() or _from_mesh()
+
+
+def found_rank() -> int | None:
+    """The rank that the program gave its process group, where no variable says it."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    return torch.distributed.get_rank()
 
 
 def found_gpu() -> str:

@@ -24,7 +24,7 @@ from tenure._build import VERSION
 from tenure.clock import follow_optimizers
 from tenure.errors import InputError, TenureError
 from tenure.inspect import constructors, crowd, devices, local, recordings, verdicts
-from tenure.inspect.coordinates import found_coordinates, found_gpu
+from tenure.inspect.coordinates import found_coordinates, found_gpu, found_rank
 from tenure.inspect.inquiry import Inquiry, Suspects
 from tenure.inspect.kinds import marked_tensors
 from tenure.inspect.modules import name_modules
@@ -76,6 +76,7 @@ class Session:
         self._stopped = False
         self._for_files = _for_files(options, self._redact)
         self._inquiry = Inquiry(self._for_files)
+        self._rank = rank_of()
         self._coordinates: dict[str, int] = {}
         self._searching, self._searches = 0.0, 0  # seconds and times that it took to find them
         self._considered = False  # whether this rank is traced
@@ -163,14 +164,21 @@ class Session:
             self._searches += steps
         return self._coordinates
 
+    def _own_rank(self) -> int:
+        """As the process group knows it, and once it is destroyed as it was known."""
+        found = found_rank()
+        self._rank = self._rank if found is None else found
+        return self._rank
+
     def _put_place(self) -> None:
+        self._watch.put("rank", str(self._own_rank()))
         self._watch.put("coordinates", json.dumps(self._place(), ensure_ascii=False))
         self._watch.put("gpu", found_gpu())
 
     def _document(self, judged: dict[str, Any]) -> verdicts.Document:
         origins = {s["origin"]: _origin(s["origin"]) for s in judged["suspects"]}
         process = {
-            "rank": rank_of(),
+            "rank": self._own_rank(),
             "host": self._host,
             "pid": self.pid,
             "file": self.recording.name if self.recording else "",

@@ -310,7 +310,8 @@ def suspect_lines(
     count = sum(s["count"] for s in mine)
     by = f" by {first['op']}" if first["op"] else ""
     made = by + (f" in {first['module']}" if first["module"] else "")
-    more = f" and {many(len(mine) - 1, 'more place')}" if len(mine) > 1 else ""
+    places = {(s["op"], s["module"], s["phase"], s["site"], s["device"]) for s in mine}
+    more = f" and {many(len(places) - 1, 'more place')}" if len(places) > 1 else ""
     growth = _mb(sum(s["bytes_per_step"] for s in mine))
     line = f"{site_text(first)}{more}"
     held_on = {suspect["rank"] for suspect in group}

@@ -152,3 +152,19 @@ def test_ray_actors(tmp_path: Path) -> None:
     assert verdict["verdict"] == "leak", ended.stderr
     assert sorted(rank["verdict"] for rank in verdict["ranks"]) == ["flat", "leak"]
     assert ".kept of Trainer" in str(verdict["suspects"][0]["holders"])
+
+
+def test_ranks_that_a_program_spawns(tmp_path: Path) -> None:
+    """Which no variable numbers."""
+    body = textwrap.indent(RANK.split("dist.init_process_group", 1)[1].split("\n", 1)[1], "    ")
+    (tmp_path / "train.py").write_text(
+        "import torch\nimport torch.distributed as dist\n\n"
+        "def train(rank, at):\n"
+        "    dist.init_process_group('gloo', init_method=at, rank=rank, world_size=2)\n"
+        f"{body}\n"
+        "if __name__ == '__main__':\n"
+        f"    torch.multiprocessing.spawn(train, ('file://{tmp_path}/meet',), nprocs=2)\n"
+    )
+    run = tenure_run(["train.py"], tmp_path)
+    assert run.code == 0, run.err
+    assert_rank_1_leaks(run.folder, run.err, run.verdict)
