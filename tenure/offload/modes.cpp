@@ -61,7 +61,8 @@ int64_t State::above_plan(const Known& known) const {
 
 // A budget that nothing comes near says nothing of how exact a level is to be known.
 int64_t State::same_level(const Known& known) const {
-  return part_of(std::min(static_cast<int64_t>(*options.budget), 2 * known.most), kSameLevel);
+  return part_of(std::min(static_cast<int64_t>(options.budget.value_or(0)), 2 * known.most),
+                 kSameLevel);
 }
 
 bool State::begins_alike(const Known& known) const {
