@@ -95,6 +95,7 @@ void State::end() {
   std::lock_guard lock(mutex_);
   active_ = false;
   meet(recorder_.end());
+  lineage_.let_go();  // no call comes any more of which it would be a source
   forget_dead();
   if (recorder_.any_needed() || table_.empty()) {
     finish_step();
@@ -272,7 +273,7 @@ void State::report() {
   }
   last_.remade = lineage_.made();
   last_.audited = audited_;
-  if (mode_ == Mode::following && options.recompute) {
+  if (mode_ == Mode::following && options.recompute && now_.saved.count > 0) {
     last_.diverged = lineage_.lost();
   }
   const auto moved = totals();

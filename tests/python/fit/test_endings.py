@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import tenure
-from fitting import Job, deep, grads, inside, tight
+from fitting import Job, deep, grads, inside, settle, tight
 from probes import assert_ends_well
 
 HERE = f"""
@@ -197,3 +198,24 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 """
     )
+
+
+def test_a_forward_whose_graph_goes_inside_holds_nothing() -> None:
+    job, fit = tight(deep)
+    settle(job, fit)
+    job.model.zero_grad(set_to_none=True)  # it is a level of its own
+    with fit:
+        job.loss(0)
+    assert [str(row) for row in tenure.leases()] == []
+
+
+def test_a_step_that_saves_nothing_is_not_said_to_leave_the_plan() -> None:
+    job, fit = tight(deep)
+    settle(job, fit)
+    job.model.zero_grad(set_to_none=True)
+    with warnings.catch_warnings(), torch.no_grad(), fit:
+        warnings.simplefilter("error")
+        job.loss(0)
+    assert fit.stats().diverged == ""
+    inside(job, 0, fit)
+    assert fit.stats().mode == "planned"
