@@ -40,7 +40,8 @@ def assert_flat(step: Callable[[], object], *, steps: int = 40, warmup: int = 3)
 
     Raises:
         MemoryGrows: An AssertionError that names what grows and who holds it.
-        InputError: `steps` is too small to tell, or `step` is async: nobody would await it.
+        InputError: `steps` is too small to tell, or `step` makes no step when it is called: it is
+            no function, is async, or is a generator.
 
     Example:
         >>> import tenure, torch
@@ -51,8 +52,7 @@ def assert_flat(step: Callable[[], object], *, steps: int = 40, warmup: int = 3)
         ...     print(str(error).splitlines()[0].split(" since")[0])
         LEAK +16.4 kB/step
     """
-    if steps < _FEWEST:
-        raise InputError(f"steps={steps} is too few to tell growth from noise: use {_FEWEST}")
+    _check(step, steps, warmup)
     if (
         inspect.iscoroutinefunction(step)
         or inspect.isasyncgenfunction(step)
@@ -74,12 +74,28 @@ def assert_flat(step: Callable[[], object], *, steps: int = 40, warmup: int = 3)
         raise MemoryGrows(_counted_from(before, verdict))
 
 
+def _check(step: object, steps: object, warmup: object) -> None:
+    """As far as can be told before anything is called."""
+    if not callable(step):
+        raise InputError(
+            f"assert_flat calls its first argument, and {type(step).__qualname__} cannot be "
+            "called: give it a function that makes one step"
+        )
+    for name, value in (("steps", steps), ("warmup", warmup)):
+        if type(value) is not int or value < 0:
+            raise InputError(
+                f"{name}={value!r} is no whole number from 0 on: it says how many calls"
+            )
+    if isinstance(steps, int) and steps < _FEWEST:
+        raise InputError(f"steps={steps} is too few to tell growth from noise: use {_FEWEST}")
+
+
 def _call(step: Callable[[], object]) -> None:
     made = step()
     if inspect.iscoroutine(made):
         made.close()  # or Python warns that it was never awaited
         raise InputError(_not_run(made.__qualname__))
-    if inspect.isawaitable(made) or inspect.isasyncgen(made):
+    if inspect.isawaitable(made) or inspect.isasyncgen(made) or inspect.isgenerator(made):
         raise InputError(_not_run(type(made).__qualname__))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +58,21 @@ def generated() -> Iterator[None]:
 def test_a_step_that_is_never_run_is_refused(step: Callable[[], object]) -> None:
     with pytest.raises(tenure.InputError, match="only begins when it is called, so no step"):
         tenure.assert_flat(step, steps=14)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"step": "train"}, "str cannot be called: give it a function"),
+        ({"steps": "20"}, "steps='20' is no whole number"),
+        ({"steps": 20.5}, "steps=20.5 is no whole number"),
+        ({"warmup": -1}, "warmup=-1 is no whole number from 0 on"),
+        ({"step": lambda: (i for i in range(3))}, "only begins when it is called"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(tenure.InputError, match=said):
+        tenure.assert_flat(**{"step": lambda: None, **given})
 
 
 def test_steps_are_counted_from_where_it_began() -> None:
