@@ -229,12 +229,13 @@ void bind_pipeline(py::module_& m) {
       .def(
           "step",
           [](pipeline::Pipeline& self, bool train, py::object function, std::vector<int64_t> batch,
-             std::vector<int64_t> target) {
+             std::vector<int64_t> target, uint64_t shapes) {
             const auto loss = loss_of(std::move(function));
-            const pipeline::Rows rows{.batch = std::move(batch), .target = std::move(target)};
+            const pipeline::Given given{
+                .batch_rows = std::move(batch), .target_rows = std::move(target), .shapes = shapes};
             auto result = [&] {
               const py::gil_scoped_release no_gil;
-              return self.step(pass_of(train), loss, rows);
+              return self.step(pass_of(train), loss, given);
             }();
             std::vector<MaybeTensors> outputs;
             for (const auto& one : result.outputs) {
@@ -243,8 +244,8 @@ void bind_pipeline(py::module_& m) {
             return std::tuple(result.loss.defined() ? std::optional(result.loss) : std::nullopt,
                               outputs);
           },
-          py::arg("train"), py::arg("loss"), py::arg("batch_rows"), py::arg("target_rows"))
-      .def("shapes_change", &pipeline::Pipeline::shapes_change)
+          py::arg("train"), py::arg("loss"), py::arg("batch_rows"), py::arg("target_rows"),
+          py::arg("shapes"))
       .def(
           "refuse",
           [](pipeline::Pipeline& self, bool train, const std::string& why) {

@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kRounding = 1 << 20;
 constexpr uint32_t kLessons = 8;  // in a row that may leave something behind
 constexpr int kReadings = 8;      // until nothing comes or goes meanwhile
+constexpr size_t kShapes = 1024;  // of evaluations, that are remembered
 
 int64_t displaced(c10::Device device) {
   int64_t out = 0;
@@ -46,7 +47,7 @@ void Remains::add(Step step, int64_t left, uint32_t rank, const char* whose) {
 }
 
 Account::Account(const Schedule& schedule, uint32_t rank, c10::Device device)
-    : schedule_(schedule), rank_(rank), device_(device), stages_(schedule.stages_of(rank)) {
+    : rank_(rank), device_(device), stages_(schedule.stages_of(rank)), lessons_(schedule, rank) {
   if (device.is_cpu()) {
     own_.emplace();
   } else {
@@ -116,39 +117,36 @@ void Account::begin(const std::vector<at::Tensor>& parameters) {
   peak_between_ = 0;
   peak_ = 0;
   most_messages_ = 0;
-  phase_ = next_;
   over_lesson_ = false;
   learning_.assign(stages_.size(), {});
-  if (!learned_.empty()) {
-    allowed_ = levels(schedule_, rank_, learned_);
-  }
-}
-
-int64_t Account::bound() const {
-  return allowed_.empty() ? 0 : *std::ranges::max_element(allowed_);
+  lessons_.begin();
 }
 
 void Account::before() { before_ = level().whole; }
 
-void Account::after(size_t position, const Action& action, int64_t messages) {
+void Account::after(size_t position, const Action& action, uint64_t shapes, int64_t messages) {
   const auto level = this->level();
   const auto now = level.whole;
   peak_between_ = std::max(peak_between_, level.there);
   most_messages_ = std::max(most_messages_, messages);
-  learn(action, now);
-  if (phase_ == Phase::lesson || over_lesson_ ||
-      now <= allowed_[position] + messages + rounding()) {
+  lessons_.narrow(shapes);
+  learn(action, now, messages);
+  if (lessons_.is_new() || over_lesson_) {
+    return;
+  }
+  const auto allowed = lessons_.level(position);
+  if (now <= allowed + messages + rounding()) {
     return;
   }
   throw BudgetError(
       text("rank ", rank_, " of the pipeline has ", bytes_text(static_cast<uint64_t>(now)),
            " more than when the step began after ", action.words(), ", and its schedule allows ",
-           bytes_text(static_cast<uint64_t>(allowed_[position])), " and messages of ",
+           bytes_text(static_cast<uint64_t>(allowed)), " and messages of ",
            bytes_text(static_cast<uint64_t>(messages)), ": ", whose(), "; `tenure run` says who"));
 }
 
 // What the action's microbatch takes, now that it is done.
-void Account::learn(const Action& action, int64_t now) {
+void Account::learn(const Action& action, int64_t now, int64_t messages) {
   const auto stage =
       static_cast<size_t>(std::ranges::find(stages_, action.stage) - stages_.begin());
   auto& bytes = learning_[stage];
@@ -159,17 +157,17 @@ void Account::learn(const Action& action, int64_t now) {
     return;
   }
   bytes.whole = std::max(bytes.whole, now - before_);
-  if (phase_ == Phase::lesson || bytes.whole <= learned_[stage].whole + rounding()) {
+  if (lessons_.is_new() || bytes.whole <= lessons_.whole(stage) + messages + rounding()) {
     return;
   }
-  if (phase_ == Phase::settling) {
+  if (!lessons_.is_settled()) {
     over_lesson_ = true;
     return;
   }
   throw BudgetError(
       text("rank ", rank_, " of the pipeline has ", bytes_text(static_cast<uint64_t>(bytes.whole)),
            " of ", action.words(), ", and had at most ",
-           bytes_text(static_cast<uint64_t>(learned_[stage].whole)),
+           bytes_text(static_cast<uint64_t>(lessons_.whole(stage))),
            " in the first steps with these shapes: the stage or the loss keeps more from step to "
            "step, which `tenure run` shows; if what they take depends on more than shapes, do "
            "without strict"));
@@ -184,22 +182,14 @@ const char* Account::whose() const {
 
 int64_t Account::rounding() const { return own_ ? 0 : kRounding; }
 
-Remains::Step Account::kind_of_step() const {
-  return phase_ == Phase::lesson ? Remains::Step::lesson : Remains::Step::checked;
-}
-
 void Account::end(int64_t handed_out) {
   const auto left = level().whole - handed_out;
   stop();
-  if (phase_ != Phase::checked) {
-    learned_ = learning_;
-    next_ = phase_ == Phase::lesson ? Phase::settling : Phase::checked;
-  }
-  of_training_.add(kind_of_step(), left - rounding(), rank_, whose());
+  of_training_.add(lessons_.end(learning_) ? Remains::Step::lesson : Remains::Step::checked,
+                   left - rounding(), rank_, whose());
 }
 
 void Account::begin_evaluation() {
-  phase_ = std::exchange(has_evaluated_, true) ? Phase::checked : Phase::lesson;
   gradients_at_start_ = 0;
   if (own_) {
     here_.emplace(*own_);
@@ -207,10 +197,15 @@ void Account::begin_evaluation() {
   at_start_ = read();
 }
 
-void Account::end_evaluation(int64_t handed_out) {
+void Account::end_evaluation(uint64_t shapes, int64_t handed_out) {
   const auto left = level().whole - handed_out;
   stop();
-  of_evaluation_.add(kind_of_step(), left - rounding(), rank_, whose());
+  if (evaluated_.size() == kShapes) {
+    evaluated_.clear();
+  }
+  of_evaluation_.add(
+      evaluated_.insert(shapes).second ? Remains::Step::lesson : Remains::Step::checked,
+      left - rounding(), rank_, whose());
 }
 
 void Account::drop() { stop(); }

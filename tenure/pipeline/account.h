@@ -2,13 +2,15 @@
 // holds it against what the schedule allows. One thread.
 //
 // Note [What is held against the bound]
-// A step whose shapes are new is a lesson: how much one microbatch leaves behind on
-// each stage, and how much of that is there between its two half backwards. In the step after it
-// the figures settle, for the first one also makes what is made once; there a microbatch may still
-// take more than in the lesson. From then on it may not, and every action is checked: what the
+// A step whose shapes are new is a lesson: how much one microbatch leaves behind on each stage, and
+// how much of that is there between its two half backwards. In the next one with these shapes the
+// figures settle, for the first one also makes what is made once; there a microbatch may still take
+// more than in the lesson. From then on it may not, and every action is checked: what the
 // allocator has given out since the step began, less the weights' gradients that came, may not be
-// more than the microbatches in flight take and the messages under way. At the end nothing but
-// gradients and what is handed to the caller may be left.
+// more than the microbatches in flight take and the messages under way. How much of these a
+// microbatch's own figure has depends on the step before: where its shapes were others, what was
+// asked for goes as well. At the end nothing but gradients and what is handed to the caller may be
+// left.
 //
 // What another part has moved or dropped counts as if it were there (Part::displaced): an Offload
 // brings back when it likes, and has other plans in other steps. So the bound is that of a step
@@ -20,12 +22,14 @@
 
 #include <tenure/core/meter.h>
 #include <tenure/pipeline/bound.h>
+#include <tenure/pipeline/lessons.h>
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace tenure::pipeline {
@@ -56,25 +60,23 @@ class Account {
   void begin(const std::vector<at::Tensor>& parameters);
   // Others, of which the step's first microbatch tells: of a loss, or a batch that wants one.
   void add_leaves(const std::vector<at::Tensor>& leaves);
-  // The step has other shapes than the last one: it is a lesson.
-  void shapes_changed() { phase_ = Phase::lesson; }
   // Right before a stage runs, with what it was given in place.
   void before();
-  // `messages` are bytes of receive buffers, of tensors on their way out and of what goes to the
-  // caller. Throws BudgetError.
-  void after(size_t position, const Action& action, int64_t messages);
+  // `shapes` is a number for all those of the step so far, `messages` are bytes of receive buffers,
+  // of tensors on their way out and of what goes to the caller. Throws BudgetError.
+  void after(size_t position, const Action& action, uint64_t shapes, int64_t messages);
   // `handed_out` are bytes that go to the caller. Throws BudgetError.
   void end(int64_t handed_out);
   // The same around a step without backwards, of which no action is checked.
   void begin_evaluation();
-  void end_evaluation(int64_t handed_out);
+  void end_evaluation(uint64_t shapes, int64_t handed_out);
   // The step failed.
   void drop();
 
   // Of a microbatch on each stage of the rank; nothing before the first step has ended.
-  const std::vector<MicrobatchBytes>& learned() const { return learned_; }
+  const std::vector<MicrobatchBytes>& learned() const { return lessons_.bytes(); }
   // The most that the schedule allows for microbatches in flight; 0 before a step has shown it.
-  int64_t bound() const;
+  int64_t bound() const { return lessons_.highest(); }
   // On the device, above the begin of the step, gradients not counted: between actions, and at any
   // moment.
   int64_t peak_between() const { return peak_between_; }
@@ -83,8 +85,6 @@ class Account {
   int64_t most_messages() const { return most_messages_; }
 
  private:
-  enum class Phase : uint8_t { lesson, settling, checked };
-
   // Bytes since the step began, its gradients apart.
   struct Level {
     int64_t there = 0;  // on the device
@@ -98,16 +98,14 @@ class Account {
   // A tensor whose gradient does not count; it may die meanwhile.
   using Leaf = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-  Remains::Step kind_of_step() const;
   int64_t rounding() const;
   const char* whose() const;
-  void learn(const Action& action, int64_t now);
+  void learn(const Action& action, int64_t now, int64_t messages);
   int64_t gradient_bytes() const;
   void stop();
   Reading read();
   Level level();
 
-  const Schedule& schedule_;
   uint32_t rank_;
   std::optional<OwnCount> own_;  // on the CPU
   std::optional<OwnCount::Here> here_;
@@ -115,15 +113,12 @@ class Account {
   c10::Device device_;
   std::vector<uint32_t> stages_;
   std::unordered_map<const c10::TensorImpl*, Leaf> leaves_;  // during a step
-  std::vector<MicrobatchBytes> learned_;
+  Lessons lessons_;
   std::vector<MicrobatchBytes> learning_;
-  std::vector<int64_t> allowed_;
   Remains of_training_;
   Remains of_evaluation_;
-  bool has_evaluated_ = false;
-  Phase phase_ = Phase::lesson;  // of this step
-  Phase next_ = Phase::lesson;   // of the next one with the same shapes
-  bool over_lesson_ = false;     // it settles, and has taken more than the lesson
+  std::unordered_set<uint64_t> evaluated_;  // shapes
+  bool over_lesson_ = false;                // it settles, and has taken more than the lesson
   Reading at_start_;
   int64_t gradients_at_start_ = 0;
   int64_t before_ = 0;

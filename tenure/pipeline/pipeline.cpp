@@ -84,17 +84,15 @@ Pipeline::Pipeline(Schedule schedule, std::vector<std::unique_ptr<Stage>> stages
 
 Pipeline::~Pipeline() = default;
 
-StepResult Pipeline::step(Pass pass, const Loss& loss, const Rows& rows) {
+StepResult Pipeline::step(Pass pass, const Loss& loss, const Given& given) {
   ++state_->step;
   const auto sent_before = state_->channel.stats().sent_bytes;
-  auto out = Step(*state_, pass, loss, rows).run();
+  auto out = Step(*state_, pass, loss, given).run();
   ++state_->stats.steps;
   figures().add(state_->channel.stats().sent_bytes - sent_before,
                 state_->account ? state_->account->bound() : 0);
   return out;
 }
-
-void Pipeline::shapes_change() { state_->new_shapes = true; }
 
 void Pipeline::refuse(Pass pass, const std::string& why) {
   ++state_->step;

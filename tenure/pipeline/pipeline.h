@@ -29,10 +29,13 @@ struct Options {
 
 enum class Pass : uint8_t { train, forward };
 
-// Of what this rank was given, by microbatch; empty where that has no rows, or nothing was given.
-struct Rows {
-  std::vector<int64_t> batch;   // on the rank of the first stage
-  std::vector<int64_t> target;  // on the rank of the last one
+// Of what this rank was given.
+struct Given {
+  // By microbatch; empty where that has no rows, or nothing was given.
+  std::vector<int64_t> batch_rows;   // on the rank of the first stage
+  std::vector<int64_t> target_rows;  // on the rank of the last one
+  // A number for all of its shapes: strict has figures of its own for each.
+  uint64_t shapes = 0;
 };
 
 struct StepResult {
@@ -75,9 +78,7 @@ class Pipeline {
   // all microbatches are equal parts. Throws what a stage of this rank threw, InputError for a
   // target that is not split as the batch is, or CollectiveError for another rank's failure; then
   // nothing of the step is left but gradients that it added.
-  StepResult step(Pass pass, const Loss& loss, const Rows& rows = {});
-  // The next step's batch has other shapes than the last one of its kind: strict learns from it.
-  void shapes_change();
+  StepResult step(Pass pass, const Loss& loss, const Given& given = {});
   // A step that failed before it began, so that the other ranks hear of it.
   void refuse(Pass pass, const std::string& why);
 

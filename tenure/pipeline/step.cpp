@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full_like.h>
+#include <c10/util/hash.h>
 
 #include <algorithm>
 #include <iterator>
@@ -73,9 +74,7 @@ void Pipeline::Step::refuse(const std::string& why) {
 void Pipeline::Step::begin() {
   const auto device = device_of(state_.stages);
   state_.channel.receive_on(device);
-  const auto new_shapes = std::exchange(state_.new_shapes, false);
   state_.stats.most_in_flight = {};
-  changed_before_ = state_.channel.stats().changed;
   if (state_.options.strict == Strict::off) {
     return;
   }
@@ -88,22 +87,16 @@ void Pipeline::Step::begin() {
   } else {
     state_.account->begin_evaluation();
   }
-  if (new_shapes) {
-    state_.account->shapes_changed();
-  }
 }
 
 void Pipeline::Step::end_account() {
   if (!state_.account) {
     return;
   }
-  if (shapes_changed()) {
-    state_.account->shapes_changed();
-  }
   if (trains()) {
     state_.account->end(handed_out());
   } else {
-    state_.account->end_evaluation(handed_out());
+    state_.account->end_evaluation(shapes_, handed_out());
   }
 }
 
@@ -141,11 +134,8 @@ void Pipeline::Step::run_action() {
   if (!accounted()) {
     return;
   }
-  if (shapes_changed()) {
-    state_.account->shapes_changed();
-  }
   state_.account->after(
-      position_, action,
+      position_, action, shapes_,
       state_.channel.held_bytes() + state_.channel.sending_bytes() + handed_out());
 }
 
@@ -229,6 +219,7 @@ std::vector<Sent> Pipeline::Step::given(const Action& action, std::vector<Alias>
     if (action.kind == Kind::forward) {
       shares_.learn(action.microbatch, received.share);
     }
+    note_shapes(received.tensors);
     return std::move(received.tensors);
   }
   const auto cargo = action.kind == Kind::forward ? Cargo::activations : Cargo::gradients;
@@ -245,7 +236,28 @@ std::vector<Sent> Pipeline::Step::given(const Action& action, std::vector<Alias>
   return out;
 }
 
+void Pipeline::Step::note_shapes(const std::vector<Sent>& tensors) {
+  if (!state_.account) {
+    return;
+  }
+  const auto note = [&](auto number) {
+    shapes_ = c10::hash_combine(shapes_, static_cast<size_t>(number));
+  };
+  note(tensors.size());
+  for (const auto& sent : tensors) {
+    note(sent.gradient);
+    if (!sent.tensor.defined()) {
+      note(-1);
+      continue;
+    }
+    note(sent.tensor.scalar_type());
+    note(sent.tensor.dim());
+    std::ranges::for_each(sent.tensor.sizes(), note);
+  }
+}
+
 void Pipeline::Step::pass_on(const Action& action, const std::vector<Sent>& tensors) {
+  note_shapes(tensors);
   if (const auto& send = plan_.messages.steps[position_].send) {
     // It may outlive its microbatch: until it is sent it is the step's.
     state_.channel.send(*send, tensors, shares_.of(action.microbatch), scope_.id());

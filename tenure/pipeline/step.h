@@ -68,18 +68,18 @@ struct Pipeline::State {
   Stats stats;
   uint64_t step = 0;
   std::string failed_in;
-  bool new_shapes = false;  // of what the next step is given
 };
 
 class Pipeline::Step {
  public:
-  Step(State& state, Pass pass, const Loss& loss, const Rows& rows)
+  Step(State& state, Pass pass, const Loss& loss, const Given& given)
       : state_(state),
         plan_(pass == Pass::train ? state.training : state.evaluating),
         schedule_(plan_.schedule),
         pass_(pass),
         loss_(loss),
-        shares_(schedule_.microbatches, rows.batch, rows.target),
+        shares_(schedule_.microbatches, given.batch_rows, given.target_rows),
+        shapes_(given.shapes),
         scope_("pipeline", static_cast<int64_t>(state.step), OnClose::report) {}
 
   // All of its actions.
@@ -91,7 +91,6 @@ class Pipeline::Step {
   const std::vector<Action>& actions() const { return schedule_.actions[state_.channel.rank()]; }
   bool trains() const { return pass_ == Pass::train; }
   bool accounted() const { return state_.account != nullptr && trains(); }
-  bool shapes_changed() const { return state_.channel.stats().changed != changed_before_; }
   void begin();
   void end_account();
   Failure failure_here(const char* what) const { return failure_here(std::string(what)); }
@@ -112,6 +111,7 @@ class Pipeline::Step {
   void close_microbatch(uint32_t microbatch, Ending ending);
   // What a stage is given: from another rank, from a stage of this one, or nothing.
   std::vector<Sent> given(const Action& action, std::vector<Alias>& leases);
+  void note_shapes(const std::vector<Sent>& tensors);
   void pass_on(const Action& action, const std::vector<Sent>& tensors);
   void run_forward(const Action& action);
   // Without its graph. What a stage was sent and hands on unchanged would go with its microbatch: a
@@ -137,12 +137,12 @@ class Pipeline::Step {
   Pass pass_;
   const Loss& loss_;
   Shares shares_;
+  uint64_t shapes_;  // of all that was given, or came or went so far
   Scope scope_;
   bool begun_ = false;
   size_t position_ = 0;
   bool took_here_ = false;
   bool sent_here_ = false;
-  uint64_t changed_before_ = 0;
   StepResult result_;
   std::map<uint32_t, ScopeId> scopes_;                              // by microbatch
   std::map<std::pair<uint32_t, uint32_t>, Flight> flights_;         // by stage and microbatch

@@ -114,7 +114,6 @@ class Pipeline:
         self._number = next(self._numbers)
         self._stay_gathered = stay_gathered
         self._strict = strict
-        self._shapes: dict[bool, list[torch.Size]] = {}  # of the last batch, by whether it trained
         self._runtime = _C.PipelineRuntime(
             self.schedule.data, self._stages, up, down, side, timeout, strict
         )
@@ -175,11 +174,13 @@ class Pipeline:
                     loss = _LossOf(self.loss, targets, self._stages[-1])
                 for model in self._to_hold():
                     held.enter_context(model.hold())
+                rows = self._batch_rows(), rows_of(targets or [])
+                shapes = self._shapes(args if self._first else (), kwargs, target)
             except Exception as error:
                 self._runtime.refuse(train, f"{type(error).__name__}: {error}")
                 raise
             try:
-                return self._runtime.step(train, loss, self._batch_rows(), rows_of(targets or []))
+                return self._runtime.step(train, loss, *rows, shapes)
             except BaseException as error:
                 if self._runtime.failed_in:
                     error.add_note(f"{self._rank_text()}, in {self._runtime.failed_in}")
@@ -208,8 +209,6 @@ class Pipeline:
             raise InputError("the last rank needs a loss to train: Pipeline(..., loss=...)")
         if self._last and train and target is None:
             raise InputError("the last rank needs a target to find the loss: pass step() target=")
-        if self._strict:
-            self._look_at_shapes(train, (args if self._first else (), kwargs, target))
         named = split(kwargs, self.microbatches, "batch")
         for stage in self._stages:
             stage.kwargs = named
@@ -226,12 +225,12 @@ class Pipeline:
         stage = self._stages[0]
         return rows_of(stage.args or []) or rows_of(stage.kwargs)
 
-    def _look_at_shapes(self, train: bool, batch: Any) -> None:
-        """What a batch takes depends on its shapes, of which this rank's messages may not tell."""
-        shapes = [one.shape for one in tree_leaves(batch) if isinstance(one, torch.Tensor)]
-        if shapes != self._shapes.get(train):
-            self._shapes[train] = shapes
-            self._runtime.shapes_change()
+    def _shapes(self, *given: Any) -> int:
+        """A number for them: what a step takes depends on them, and messages may not tell."""
+        if not self._strict:
+            return 0
+        tensors = (one for one in tree_leaves(given) if isinstance(one, torch.Tensor))
+        return hash(tuple((one.shape, one.dtype) for one in tensors)) % 2**64
 
 
 class _Stage:

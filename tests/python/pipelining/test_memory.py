@@ -349,6 +349,40 @@ def test_new_shapes_are_known_where_no_messages_tell_of_them(evaluates: bool) ->
     assert "rank 0 of the pipeline" in said
 
 
+class Long(Hoarding):
+    """Of rows that have a length."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+def lengths(rank: int, ranks: int, name: str) -> list[str]:
+    """Lengths that the targets, and so the last rank's own part of a batch, do not tell of."""
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return mean(output.mean(1), target)
+
+    stages = [Long() for _ in pipelining.schedule(name, ranks, 2).stages_of(rank)]
+    pipe = tenure.Pipeline(stages, name, 2, loss=loss, strict=True, timeout=30)
+    said = []
+    # Each comes twice in a row and then in turn, the longer one after the shorter.
+    for step, length in enumerate([4, 4, 4, 8, 8, 8, *[4, 8, 6] * 6]):
+        stages[-1].more = 100_000 if step == 23 else 0
+        try:
+            pipe.step(torch.randn(2 * ROWS, length, 8), target=torch.randn(2 * ROWS, 8))
+            said.append("")
+        except (tenure.BudgetError, tenure.CollectiveError) as error:
+            said.append(str(error))
+    return said
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved-1f1b", "zb-v"])
+def test_each_length_has_its_bound(name: str) -> None:
+    for said in run_ranks(lengths, 2, name):
+        assert said[:-1] == [""] * 23
+        assert "of the pipeline has" in said[-1]
+
+
 def tied(_rank: int, _ranks: int) -> str:
     stages = [Hoarding(), Hoarding()]
     for mine, first in zip(stages[1].modules(), stages[0].modules(), strict=True):
