@@ -245,7 +245,15 @@ class _Stage:
 
     def forward(self, microbatch: int, inputs: list[torch.Tensor | None]) -> list[Any]:
         given = self.args[microbatch] if self.args is not None else inputs
-        made = self.module(*given, **self.kwargs[microbatch])
+        try:
+            made = self.module(*given, **self.kwargs[microbatch])
+        except RuntimeError as error:
+            if "a leaf Variable that requires grad" in str(error):
+                error.add_note(
+                    f"stage {self.number} may not write to what it receives, which is a leaf: do "
+                    "without inplace=True in its first layer, or begin it with x = x.clone()"
+                )
+            raise
         self.single = isinstance(made, torch.Tensor)
         tensors = [made] if self.single else made
         if not isinstance(tensors, (list, tuple)) or not all(

@@ -57,6 +57,22 @@ def mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
 
 
+def writes(rank: int, _ranks: int) -> list[str]:
+    module = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8)) if rank else nn.Linear(8, 8)
+    pipe = tenure.Pipeline(module, "1f1b", 2, loss=mean, timeout=30)
+    try:
+        pipe.step(torch.randn(4, 8), target=torch.randn(4, 8))
+    except (RuntimeError, tenure.CollectiveError) as error:
+        return [str(error), *getattr(error, "__notes__", ())]
+    return []
+
+
+def test_a_stage_that_writes_to_what_it_received_is_told_what_to_do() -> None:
+    _, said = run_ranks(writes, 2)
+    assert any("stage 1 may not write" in one and "x.clone()" in one for one in said), said
+    assert said[-1] == "rank 1, in the forward of stage 1 for microbatch 0"
+
+
 def setting(schedule: str, rank: int, ranks: int) -> tuple[list[Stage], tenure.Pipeline]:
     torch.manual_seed(rank)
     count = len(tenure.pipelining.schedule(schedule, ranks, 8).stages_of(rank))
