@@ -122,6 +122,10 @@ std::shared_ptr<const TlsContext> tls_context(const TlsFiles& files) {
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   SSL_CTX_set_mode(context.get(),
                    SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+#ifdef SSL_OP_IGNORE_UNEXPECTED_EOF
+  // A process that is killed says no goodbye. Frames say their length: what is cut short is seen.
+  SSL_CTX_set_options(context.get(), SSL_OP_IGNORE_UNEXPECTED_EOF);
+#endif
   // Nothing may come on an idle connection, and nobody comes back to a session.
   SSL_CTX_set_num_tickets(context.get(), 0);
   need(SSL_CTX_use_certificate_chain_file(context.get(), files.certificate.c_str()), "certificate",
@@ -180,6 +184,8 @@ Moved TlsSession::moved(int result, short* awaited) {
   }
 }
 
+bool TlsSession::is_begun() const { return SSL_is_init_finished(state_->ssl.get()) == 1; }
+
 Moved TlsSession::receive(std::span<std::byte> into) {
   ERR_clear_error();
   size_t got = 0;
@@ -207,6 +213,7 @@ std::shared_ptr<const TlsContext> tls_context(const TlsFiles& /*files*/) {
 TlsSession::TlsSession(const TlsContext& /*context*/, int /*descriptor*/, Side /*side*/)
     : awaited_receiving_(POLLIN), awaited_sending_(POLLOUT) {}
 TlsSession::~TlsSession() = default;
+bool TlsSession::is_begun() const { return false; }
 Moved TlsSession::receive(std::span<std::byte> /*into*/) { return {Move::ended, 0, EPROTO}; }
 Moved TlsSession::send(std::span<const std::byte> /*bytes*/) { return {Move::ended, 0, EPROTO}; }
 

@@ -36,6 +36,8 @@ class TlsSession {
   TlsSession& operator=(TlsSession&&) = delete;
   ~TlsSession();
 
+  // Whether the handshake is over.
+  [[nodiscard]] bool is_begun() const;
   // As of a plain socket. After a blocked send, the next one begins with the same bytes. `ended`
   // with EPROTO: TLS failed, and failure() says why.
   Moved receive(std::span<std::byte> into);

@@ -91,9 +91,12 @@ class TlsTransport final : public Transport {
                                "); give all processes of the job TLS, and certificates that "
                                "its authority signed"));
     }
+    const char* const when =
+        session_.is_begun() ? ""
+                            : " before TLS had begun; give all processes of the job TLS, or none";
     throw OwnerLost(moved.error == 0
-                        ? "the connection was ended from there"
-                        : text("the connection broke (", errno_text(moved.error), ")"));
+                        ? text("the connection was ended from there", when)
+                        : text("the connection broke (", errno_text(moved.error), ")", when));
   }
 
   std::shared_ptr<const TlsContext> context_;  // shared with the other connections
@@ -109,7 +112,7 @@ std::string refusal_text(Verdict verdict, uint16_t version) {
     case Verdict::other_job:
       return "it belongs to another job";
     case Verdict::full:
-      return "it has as many connections as it may have (most_connections)";
+      return "it has as many connections as it may have";
     default:
       return "it refused";
   }
