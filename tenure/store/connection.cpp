@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <exception>
 #include <utility>
 
@@ -29,10 +30,11 @@ constexpr uint64_t kTurnBytes = 16 << 20;  // then the others have a turn
 
 }  // namespace
 
-Connection::Connection(Serving& serving, std::unique_ptr<Stream> stream)
+Connection::Connection(Serving& serving, std::unique_ptr<Stream> stream, Place place)
     : serving_(serving),
       stream_(std::move(stream)),
       waiter_(serving.io, stream_->descriptor()),
+      place_(place),
       incoming_(kFirstRoom),
       since_(std::chrono::steady_clock::now()),
       moved_(since_) {}
@@ -215,7 +217,7 @@ void Connection::ended_by_peer(int error) {
   // Over TCP a client that finds our proof wrong goes without a word.
   if (stage_ == Stage::proof) {
     serving_.counters.refused_secret.fetch_add(1, std::memory_order_relaxed);
-  } else if (is_stranger() && !incoming_.empty()) {
+  } else if (is_stranger() && (!incoming_.empty() || error == EPROTO)) {
     serving_.counters.dropped_protocol.fetch_add(1, std::memory_order_relaxed);
   }
   was_given_up_ = error != 0 || !incoming_.empty();

@@ -28,7 +28,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  Connection(Serving& serving, std::unique_ptr<Stream> stream);
+  enum class Place : uint8_t { taken, none };  // none: it is told so
+
+  Connection(Serving& serving, std::unique_ptr<Stream> stream, Place place);
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
   Connection(Connection&&) = delete;
@@ -100,6 +102,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool was_given_up_ = false;  // by the other side, in the middle of something
   bool leaving_ = false;       // ends when all is sent
 
+  const Place place_;
   Stage stage_ = Stage::hello;
   Purpose purpose_ = Purpose::requests;
   Hello hello_;

@@ -130,7 +130,9 @@ void Listening::admit(Socket socket) {
     counters.refused_user.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  if (serving_.connections.size() >= serving_.options.most_connections) {
+  const bool is_full = serving_.connections.size() >= serving_.options.most_connections;
+  // Over TLS it can be told only when TLS has begun; as a stranger it makes place again.
+  if (is_full && wire_ != Wire::tls) {
     counters.refused_full.fetch_add(1, std::memory_order_relaxed);
     return say_full(socket.get());
   }
@@ -139,7 +141,8 @@ void Listening::admit(Socket socket) {
   }
   auto stream = wire_ == Wire::tls ? tls_stream(std::move(socket), *serving_.tls)
                                    : plain_stream(std::move(socket), wire_);
-  auto connection = std::make_shared<Connection>(serving_, std::move(stream));
+  const auto place = is_full ? Connection::Place::none : Connection::Place::taken;
+  auto connection = std::make_shared<Connection>(serving_, std::move(stream), place);
   serving_.connections.emplace(connection.get(), connection);
   counters.connections.store(serving_.connections.size(), std::memory_order_relaxed);
   connection->turn();

@@ -70,6 +70,9 @@ void Connection::answer_hello(const Hello& hello) {
   if (!equal(hello.job, serving_.job)) {
     return refuse(Verdict::other_job, serving_.counters.refused_job);
   }
+  if (place_ == Place::none) {
+    return refuse(Verdict::full, serving_.counters.refused_full);
+  }
   hello_ = hello;
   Answer answer;
   if (wire() != Wire::local) {

@@ -76,6 +76,29 @@ TEST_F(OverTls, ItsEndIsOwnerLost) {
   EXPECT_THROW(receive_all(*transport, byte, within(kLong)), OwnerLost);
 }
 
+TEST_F(OverTls, AFullServerSaysSo) {
+  serve([](ServerOptions& options) { options.most_connections = 2; });
+  {
+    const auto one = member();
+    const auto two = member();
+    EXPECT_TRUE(says(what_of<AccessRefused>([&] { static_cast<void>(connect(files_)); }),
+                     {"as many connections"}));
+    EXPECT_EQ(owner_->server.stats().refused_full, 1U);
+  }
+  EXPECT_TRUE(eventually([&] { return owner_->server.stats().connections == 0; }));
+  EXPECT_NO_THROW(static_cast<void>(member()));
+}
+
+TEST_F(OverTls, OneWhoseTlsFailsIsCounted) {
+  serve();
+  const Stranger without(*owner_->server.origin(), Wire::tcp);
+  without.say(encode(without.hello()));
+  EXPECT_TRUE(without.is_ended());
+  EXPECT_EQ(owner_->server.stats().dropped_protocol, 1U);
+  EXPECT_THROW(static_cast<void>(connect(certificate("another"))), AccessRefused);
+  EXPECT_TRUE(eventually([&] { return owner_->server.stats().dropped_protocol == 2; }));
+}
+
 TEST_F(OverTls, AServerWithoutItIsNamed) {
   serve([](ServerOptions& options) { options.tls = {}; });
   EXPECT_TRUE(says(what_of<OwnerLost>([&] { static_cast<void>(connect(files_)); }), {"TLS"}));
