@@ -37,7 +37,8 @@ Connection::Connection(Serving& serving, std::unique_ptr<Stream> stream, Place p
       place_(place),
       incoming_(kFirstRoom),
       since_(std::chrono::steady_clock::now()),
-      moved_(since_) {}
+      heard_(since_),
+      told_(since_) {}
 
 Connection::~Connection() {
   // The stream owns the descriptor.
@@ -50,8 +51,15 @@ bool Connection::is_late(Time now) const {
   if (is_stranger()) {
     return now - since_ > std::chrono::milliseconds(serving_.options.hello_ms);
   }
-  const bool in_a_message = !incoming_.empty() || !sending_.empty();
-  return in_a_message && now - moved_ > std::chrono::milliseconds(serving_.options.stall_ms);
+  const auto late = [&](Time last) {
+    return now - last > std::chrono::milliseconds(serving_.options.stall_ms);
+  };
+  if (!sending_.empty() && late(told_)) {
+    return true;
+  }
+  // What lies here while another request is at work waits for this side.
+  const bool reads = hears_notices() || (sending_.empty() && !fetch_ && !comparison_);
+  return reads && !incoming_.empty() && late(hears_notices() ? heard_ : moved());
 }
 
 void Connection::turn() {
@@ -98,6 +106,7 @@ Connection::Step Connection::work() {
   if (fetch_) {
     answer_wishes();
   }
+  push_notices();
   return Step::again;
 }
 
@@ -107,7 +116,7 @@ Connection::Step Connection::send() {
   serving_.counters.sent_bytes.fetch_add(sending_.sent() - before, std::memory_order_relaxed);
   note_passed();
   if (sending_.sent() != before) {
-    moved_ = std::chrono::steady_clock::now();
+    told_ = std::chrono::steady_clock::now();
   }
   if (moved.move == Move::ended) {
     ended_by_peer(moved.error == 0 ? -1 : moved.error);
@@ -160,7 +169,7 @@ Connection::Step Connection::receive() {
     return Step::wait;
   }
   incoming_.arrived(moved.bytes);
-  moved_ = std::chrono::steady_clock::now();
+  heard_ = std::chrono::steady_clock::now();
   return Step::again;
 }
 
@@ -198,19 +207,29 @@ void Connection::run_again() {
   }
 }
 
-void Connection::tell(const std::vector<std::byte>& notice) {
+void Connection::tell(const Notice& notice) {
   if (ended_) {
     return;
   }
-  if (sending_.outstanding() + notice.size() > serving_.options.most_outstanding) {
+  if (notices_bytes_ + notice->size() > serving_.options.most_notices) {
     drop(serving_.counters.dropped_slow);
     return;
   }
   if (sending_.empty()) {
-    moved_ = std::chrono::steady_clock::now();
+    told_ = std::chrono::steady_clock::now();
   }
-  sending_.push(notice);
+  notices_bytes_ += notice->size();
+  notices_.push_back(notice);
   turn();
+}
+
+void Connection::push_notices() {
+  while (!notices_.empty() && sending_.outstanding() < serving_.options.most_outstanding) {
+    const Notice notice = std::move(notices_.front());
+    notices_.pop_front();
+    notices_bytes_ -= notice->size();
+    sending_.push(*notice);
+  }
 }
 
 void Connection::ended_by_peer(int error) {

@@ -14,9 +14,11 @@
 
 #include <asio/posix/stream_descriptor.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -27,8 +29,8 @@ namespace tenure::store {
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   using Time = std::chrono::steady_clock::time_point;
-
-  enum class Place : uint8_t { taken, none };  // none: it is told so
+  using Notice = std::shared_ptr<const std::vector<std::byte>>;  // of all that are told
+  enum class Place : uint8_t { taken, none };                    // none: it is told so
 
   Connection(Serving& serving, std::unique_ptr<Stream> stream, Place place);
   Connection(const Connection&) = delete;
@@ -39,8 +41,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // Does what can be done now, and waits for the rest.
   void turn();
-  // Sends a notice. One that does not listen for too long is ended.
-  void tell(const std::vector<std::byte>& notice);
+  // Sends a notice. One that does not listen for too long, or to too much, is ended.
+  void tell(const Notice& notice);
   // What it had is given back, and it leaves the server's table.
   void end();
 
@@ -51,6 +53,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
   [[nodiscard]] bool is_late(Time now) const;
   [[nodiscard]] Time since() const { return since_; }
+  [[nodiscard]] Time moved() const { return std::max(heard_, told_); }
   [[nodiscard]] Wire wire() const { return stream_->wire(); }
 
  private:
@@ -69,7 +72,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void advance();
   Step send();
   Step receive();
-  Step work();  // on the request at hand
+  Step work();  // on the request at hand, or the notices
   void await();
   void run_again();
   void ended_by_peer(int error);
@@ -86,6 +89,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void handle_request(MessageKind kind, std::span<const std::byte> body);
   void handle_notice(MessageKind kind, std::span<const std::byte> body);
   void introduce(const Introduce& who);
+  void push_notices();
   void answer_wishes();
   void answer_wish(uint32_t index, const Wish& wish);
   void begin_comparison(const Same& same);
@@ -113,6 +117,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Incoming incoming_;
   Sending sending_;
   bool send_blocked_ = false;
+  std::deque<Notice> notices_;  // that sending_ has no room for yet
+  uint64_t notices_bytes_ = 0;
   std::optional<Fetch> fetch_;
   size_t next_wish_ = 0;
   std::optional<Comparison> comparison_;
@@ -120,7 +126,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::vector<ObjectId> lent_;
 
   Time since_;
-  Time moved_;
+  Time heard_;  // bytes came
+  Time told_;   // bytes went out, or there were none that should
 };
 
 }  // namespace tenure::store

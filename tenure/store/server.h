@@ -32,6 +32,7 @@ struct ServerOptions {
   uint32_t most_connections = 1024;
   uint32_t most_strangers = 256;        // connections that have not shown who they are
   uint64_t most_outstanding = 4 << 20;  // bytes queued for one connection beside the one being sent
+  uint64_t most_notices = 64 << 20;     // bytes of notices that wait for it beside those
   int64_t hello_ms = 5'000;             // to show who one is
   int64_t stall_ms = 30'000;            // for a byte to move in the middle of a message, either way
   int64_t lease_ms = 30'000;            // Limits::lease_ms of the objects: clients renew within it

@@ -41,9 +41,10 @@ Serving::~Serving() = default;
 
 ConsumerId Serving::enter(const Member& member) {
   auto& present = present_[{member.role, member.rank, member.incarnation}];
-  if (present.connections++ == 0) {
+  if (present.connections == 0) {
     present.consumer = objects.admit(member);
   }
+  ++present.connections;
   return present.consumer;
 }
 
@@ -75,7 +76,8 @@ void Serving::tell_withdrawn() {
   });
 }
 
-void Serving::tell_all(const std::vector<std::byte>& notice) {
+void Serving::tell_all(std::vector<std::byte> notice) {
+  const auto shared = std::make_shared<const std::vector<std::byte>>(std::move(notice));
   std::vector<std::shared_ptr<Connection>> listeners;
   for (const auto& [address, connection] : connections) {
     if (connection->hears_notices()) {
@@ -83,7 +85,7 @@ void Serving::tell_all(const std::vector<std::byte>& notice) {
     }
   }
   for (const auto& listener : listeners) {
-    listener->tell(notice);
+    listener->tell(shared);
   }
 }
 

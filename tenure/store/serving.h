@@ -76,7 +76,7 @@ struct Serving {
   std::unordered_map<Connection*, std::shared_ptr<Connection>> connections;
 
  private:
-  void tell_all(const std::vector<std::byte>& notice);
+  void tell_all(std::vector<std::byte> notice);
 
   struct Present {
     ConsumerId consumer{};

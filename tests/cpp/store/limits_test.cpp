@@ -1,0 +1,79 @@
+// What a server lets its members use: places, and bytes and time for what they are told.
+#include "served.h"
+#include "stranger.h"
+#include <tenure/store/errors.h>
+#include <tenure/store/frame.h>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+namespace tenure::store {
+namespace {
+
+// Tells those who hear notices more than a socket holds.
+void say_much(Served& owner) {
+  for (int scope = 0; scope < 20'000; ++scope) {
+    owner.server.close(step(scope), kOwner);
+  }
+}
+
+TEST(Limits, WhatIsWithdrawnAtOnceIsToldInPortions) {
+  constexpr size_t kMany = 20'000;
+  Served owner(kOwner, [](ServerOptions& options) { options.most_outstanding = 64 << 10; });
+  std::atomic<size_t> told{0};
+  auto options = client_options();
+  options.withdrawn = [&](const Member&, std::span<const ObjectId> ids) { told += ids.size(); };
+  Client client(options);
+  get(client, {want(owner.put(10))});
+  owner.objects.begin_call(step(2), "logits");
+  for (size_t i = 0; i < kMany; ++i) {
+    put(owner.objects, step(2), 8, {}, "logits", i);
+  }
+  owner.objects.fail_call(step(2), "logits");
+  owner.server.tell_withdrawn();
+  EXPECT_TRUE(eventually([&] { return told == kMany; }));
+  EXPECT_EQ(owner.server.stats().dropped_slow, 0U);
+}
+
+TEST(Limits, OneThatRenewsAndDoesNotListenIsDropped) {
+  Served owner(kOwner, [](ServerOptions& options) { options.stall_ms = 100; });
+  Stranger deaf(*owner.server.origin(), Wire::local);
+  deaf.shake_hands();
+  deaf.introduce(Purpose::notices);
+  say_much(owner);
+  EXPECT_TRUE(eventually([&] {
+    deaf.say(frame(MessageKind::renew));
+    return owner.server.stats().dropped_slow == 1;
+  }));
+}
+
+TEST(Limits, OneThatDoesNotListenLeavesNoMoreThanItsLimit) {
+  Served owner(kOwner, [](ServerOptions& options) {
+    options.most_outstanding = 10'000;
+    options.most_notices = 10'000;
+  });
+  Stranger deaf(*owner.server.origin(), Wire::local);
+  deaf.shake_hands();
+  deaf.introduce(Purpose::notices);
+  say_much(owner);
+  EXPECT_TRUE(eventually([&] { return owner.server.stats().dropped_slow == 1; }));
+}
+
+TEST(Limits, ALongAnswerIsNotItsClientsDelay) {
+  Served owner(kOwner, [](ServerOptions& options) { options.stall_ms = 5; });
+  const Handle handle = owner.put(64 << 20);
+  Stranger member(*owner.server.origin(), Wire::local);
+  member.shake_hands();
+  member.introduce();
+  auto said =
+      frame(MessageKind::same, encode(Same{.id = handle.id, .fingerprint = {std::byte{1}}}));
+  said.resize(said.size() + 1, std::byte{'t'});  // the next message begins
+  member.say(said);
+  EXPECT_EQ(member.hear(kHeaderBytes + 8).size(), kHeaderBytes + 8);
+}
+
+}  // namespace
+}  // namespace tenure::store
