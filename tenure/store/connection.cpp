@@ -62,6 +62,11 @@ bool Connection::is_late(Time now) const {
   return reads && !incoming_.empty() && late(hears_notices() ? heard_ : moved());
 }
 
+bool Connection::is_spare() const {
+  return stage_ == Stage::member && purpose_ == Purpose::requests && incoming_.empty() &&
+         sending_.empty() && !fetch_ && !comparison_ && (!consumer_ || serving_.has_more(member_));
+}
+
 void Connection::turn() {
   if (ended_) {
     return;

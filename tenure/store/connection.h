@@ -52,6 +52,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
     return stage_ == Stage::member && purpose_ == Purpose::notices;
   }
   [[nodiscard]] bool is_late(Time now) const;
+  // Between two requests, of a member that is here with another connection or has fetched nothing:
+  // its client loses nothing if it ends.
+  [[nodiscard]] bool is_spare() const;
   [[nodiscard]] Time since() const { return since_; }
   [[nodiscard]] Time moved() const { return std::max(heard_, told_); }
   [[nodiscard]] Wire wire() const { return stream_->wire(); }

@@ -23,6 +23,7 @@ using std::chrono::milliseconds;
 constexpr int kAcceptedInATurn = 32;
 constexpr milliseconds kMomentToSpeak{10};
 constexpr milliseconds kMomentToProve{250};
+constexpr milliseconds kIdle{50};
 constexpr milliseconds kNoDescriptors{100};
 
 void say_full(int descriptor) {
@@ -88,7 +89,7 @@ void Listening::accept_some() {
     }
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       // The socket stays readable: waiting on it would spin.
-      if (!end_for_another(serving_.first_to_go(std::nullopt), kNoDescriptors)) {
+      if (!end_one(kNoDescriptors)) {
         return;
       }
     }
@@ -97,29 +98,43 @@ void Listening::accept_some() {
 }
 
 bool Listening::make_place() {
-  const bool is_crowded = serving_.strangers(wire_) >= serving_.options.most_strangers;
-  if (!is_crowded && serving_.connections.size() < serving_.options.most_connections) {
-    return true;
+  if (serving_.strangers(wire_) >= serving_.options.most_strangers) {
+    const auto stranger = serving_.first_to_go(wire_);
+    return !stranger || end_stranger(*stranger, kMomentToProve);
   }
-  const auto stranger = serving_.first_to_go(is_crowded ? std::optional(wire_) : std::nullopt);
-  return !stranger || end_for_another(stranger, kMomentToProve);
+  const bool is_full = serving_.connections.size() >= serving_.options.most_connections;
+  const bool some_may_go = serving_.first_to_go(std::nullopt) || serving_.longest_spare();
+  return !is_full || !some_may_go || end_one(kMomentToProve);
 }
 
-bool Listening::end_for_another(const std::shared_ptr<Connection>& stranger,
-                                milliseconds pause_for) {
-  if (!stranger) {
-    pause(pause_for);
-    return false;
+bool Listening::end_one(milliseconds pause_for) {
+  if (const auto stranger = serving_.first_to_go(std::nullopt)) {
+    return end_stranger(*stranger, pause_for);
   }
-  const auto moment = std::min(stranger->said_hello() ? kMomentToProve : kMomentToSpeak,
+  if (const auto spare = serving_.longest_spare()) {
+    return end_for_another(*spare, kIdle, spare->moved(), pause_for);
+  }
+  pause(pause_for);
+  return false;
+}
+
+bool Listening::end_stranger(Connection& stranger, milliseconds pause_for) {
+  const auto moment = std::min(stranger.said_hello() ? kMomentToProve : kMomentToSpeak,
                                milliseconds(serving_.options.hello_ms / 4));
-  const auto here = std::chrono::steady_clock::now() - stranger->since();
-  if (here < moment) {
-    pause(std::min(pause_for, std::chrono::ceil<milliseconds>(moment - here)));
+  const bool ended = end_for_another(stranger, moment, stranger.since(), pause_for);
+  serving_.counters.refused_full.fetch_add(ended ? 1 : 0, std::memory_order_relaxed);
+  return ended;
+}
+
+bool Listening::end_for_another(Connection& one, milliseconds moment,
+                                std::chrono::steady_clock::time_point since,
+                                milliseconds pause_for) {
+  const auto past = std::chrono::steady_clock::now() - since;
+  if (past < moment) {
+    pause(std::min(pause_for, std::chrono::ceil<milliseconds>(moment - past)));
     return false;
   }
-  serving_.counters.refused_full.fetch_add(1, std::memory_order_relaxed);
-  stranger->end();
+  one.end();
   return true;
 }
 

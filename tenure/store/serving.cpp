@@ -57,6 +57,11 @@ void Serving::leave(const Member& member) {
   present_.erase(found);
 }
 
+bool Serving::has_more(const Member& member) const {
+  const auto found = present_.find({member.role, member.rank, member.incarnation});
+  return found != present_.end() && found->second.connections > 1;
+}
+
 Account Serving::close(const ScopeName& scope, const Member& by) {
   Account account = objects.close(scope, by);
   asio::post(io, [this, scope, by] {
@@ -105,6 +110,16 @@ std::shared_ptr<Connection> Serving::first_to_go(std::optional<Wire> wire) const
     }
   }
   return first;
+}
+
+std::shared_ptr<Connection> Serving::longest_spare() const {
+  std::shared_ptr<Connection> longest;
+  for (const auto& [address, connection] : connections) {
+    if (connection->is_spare() && (!longest || connection->moved() < longest->moved())) {
+      longest = connection;
+    }
+  }
+  return longest;
 }
 
 void Serving::sweep() {

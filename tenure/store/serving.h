@@ -51,6 +51,8 @@ struct Serving {
   // A connection of this member came, or went. It is one consumer however many it has.
   ConsumerId enter(const Member& member);
   void leave(const Member& member);
+  // Whether a member that came is here with another connection, too.
+  [[nodiscard]] bool has_more(const Member& member) const;
 
   // Closes the scope in the table; the connections for notices are told on the server's thread.
   Account close(const ScopeName& scope, const Member& by);
@@ -62,6 +64,8 @@ struct Serving {
   // The one that makes place for others: of those that said nothing, the one that is here longest;
   // then of the others. Null if there is none. No wire: of all.
   [[nodiscard]] std::shared_ptr<Connection> first_to_go(std::optional<Wire> wire) const;
+  // Of those that can be spared, the one that lies idle longest. Null if there is none.
+  [[nodiscard]] std::shared_ptr<Connection> longest_spare() const;
 
   // Ends what is past its time.
   void sweep();

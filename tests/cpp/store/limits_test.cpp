@@ -20,6 +20,33 @@ void say_much(Served& owner) {
   }
 }
 
+TEST(Limits, ConnectionsThatLieIdleMakePlaceForMembers) {
+  Served owner(kOwner, [](ServerOptions& options) { options.most_connections = 8; });
+  const Handle handle = owner.put(100'000);
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int32_t rank = 0; rank < 7; ++rank) {
+    clients.push_back(std::make_unique<Client>(client_options(trainer(rank))));
+    EXPECT_TRUE(get(*clients.back(), {want(handle)}).bytes(0) == pattern(100'000)) << rank;
+  }
+  EXPECT_TRUE(get(*clients.front(), {want(handle)}).bytes(0) == pattern(100'000));
+  EXPECT_EQ(owner.objects.stats().consumers, 7U);
+  EXPECT_EQ(owner.server.stats().refused_full, 0U);
+}
+
+TEST(Limits, TheOnlyConnectionOfOneThatFetchedMakesNoPlace) {
+  Served owner(kOwner, [](ServerOptions& options) { options.most_connections = 1; });
+  const Handle handle = owner.put(100'000);
+  Stranger member(*owner.server.origin(), Wire::local);
+  member.shake_hands();
+  member.introduce();
+  const Wish wish{.id = handle.id, .rows = {}};
+  member.say(frame(MessageKind::fetch, encode(Fetch{{wish}})));
+  static_cast<void>(member.hear(kHeaderBytes));
+  Client client(client_options());
+  EXPECT_THROW(get(client, {want(handle)}), AccessRefused);
+  EXPECT_EQ(owner.objects.stats().consumers, 1U);
+}
+
 TEST(Limits, WhatIsWithdrawnAtOnceIsToldInPortions) {
   constexpr size_t kMany = 20'000;
   Served owner(kOwner, [](ServerOptions& options) { options.most_outstanding = 64 << 10; });

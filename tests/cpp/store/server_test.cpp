@@ -191,7 +191,7 @@ TEST_P(OnWire, MoreConnectionsThanAllowedAreToldSo) {
     for (int i = 0; i < 3; ++i) {
       members.push_back(stranger());
       members.back().shake_hands();
-      members.back().introduce();
+      members.back().introduce(Purpose::notices);
     }
     Client client(client_options());
     const Handle handle = owner_->put(1000);
