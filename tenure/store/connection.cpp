@@ -63,8 +63,8 @@ bool Connection::is_late(Time now) const {
 }
 
 bool Connection::is_spare() const {
-  return stage_ == Stage::member && purpose_ == Purpose::requests && incoming_.empty() &&
-         sending_.empty() && !fetch_ && !comparison_ && (!consumer_ || serving_.has_more(member_));
+  return was_asked_ && incoming_.empty() && sending_.empty() && !fetch_ && !comparison_ &&
+         (!consumer_ || serving_.has_more(member_));
 }
 
 void Connection::turn() {

@@ -52,8 +52,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     return stage_ == Stage::member && purpose_ == Purpose::notices;
   }
   [[nodiscard]] bool is_late(Time now) const;
-  // Between two requests, of a member that is here with another connection or has fetched nothing:
-  // its client loses nothing if it ends.
+  // Has answered a request and waits for another, of a member that is here with another connection
+  // or has fetched nothing: its client loses nothing if it ends.
   [[nodiscard]] bool is_spare() const;
   [[nodiscard]] Time since() const { return since_; }
   [[nodiscard]] Time moved() const { return std::max(heard_, told_); }
@@ -110,6 +110,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool leaving_ = false;       // ends when all is sent
 
   const Place place_;
+  bool was_asked_ = false;
   Stage stage_ = Stage::hello;
   Purpose purpose_ = Purpose::requests;
   Hello hello_;

@@ -56,6 +56,11 @@ void Exchange::say(MessageKind kind, std::span<const std::byte> body) {
   append_frame(outgoing_, kind, body);
 }
 
+void Exchange::rest() {
+  line_->was_idle = true;
+  heard_ = false;
+}
+
 Descriptor Exchange::take_descriptor() {
   if (descriptors_.empty()) {
     throw InputError(text(route_text(route_), " sent no descriptor where one belongs"));

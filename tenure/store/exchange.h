@@ -46,6 +46,8 @@ class Exchange {
   virtual std::byte* hear(const Header& header, std::span<const std::byte> body) = 0;
   // All of the payload is where hear() said.
   virtual void payload_came() {}
+  // All that was asked is answered: the connection lies idle until the next message.
+  void rest();
   // The next descriptor that came, whose number is kLostDescriptor if there was no room for it.
   // Throws InputError if none did.
   Descriptor take_descriptor();

@@ -132,6 +132,7 @@ void Fetching::take_done() {
   to_ask_.insert(to_ask_.end(), again_.begin(), again_.end());
   again_.clear();
   batch_.clear();
+  rest();
   ask_next();
 }
 

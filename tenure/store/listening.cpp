@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 constexpr int kAcceptedInATurn = 32;
 constexpr milliseconds kMomentToSpeak{10};
 constexpr milliseconds kMomentToProve{250};
-constexpr milliseconds kIdle{50};
+constexpr milliseconds kIdle{1'000};  // it may not have read the last answer's end
 constexpr milliseconds kNoDescriptors{100};
 
 void say_full(int descriptor) {
@@ -112,7 +112,8 @@ bool Listening::end_one(milliseconds pause_for) {
     return end_stranger(*stranger, pause_for);
   }
   if (const auto spare = serving_.longest_spare()) {
-    return end_for_another(*spare, kIdle, spare->moved(), pause_for);
+    const auto moment = std::min(kIdle, milliseconds(serving_.options.stall_ms / 4));
+    return end_for_another(*spare, moment, spare->moved(), pause_for);
   }
   pause(pause_for);
   return false;

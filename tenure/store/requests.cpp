@@ -163,6 +163,7 @@ ConsumerId Connection::consumer() {
 
 void Connection::handle_request(MessageKind kind, std::span<const std::byte> body) {
   lent_.clear();
+  was_asked_ = true;
   switch (kind) {
     case MessageKind::fetch:
       fetch_ = decode_fetch(body);

@@ -1,5 +1,8 @@
 // What a fetch gives, over each wire.
+#include <tenure/store/fetching.h>
+
 #include "served.h"
+#include <tenure/store/connections.h>
 #include <tenure/store/errors.h>
 #include <tenure/store/fingerprint.h>
 
@@ -7,14 +10,74 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <functional>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace tenure::store {
 namespace {
+
+// A connection whose owner ends it when its first message is answered.
+class OneMessage final : public Transport {
+ public:
+  OneMessage(std::unique_ptr<Transport> inner, size_t bytes)
+      : inner_(std::move(inner)), left_(bytes) {}
+
+  size_t send_some(std::span<const std::byte> bytes) override {
+    if (left_ == 0) {
+      throw OwnerLost("the connection was ended from there");
+    }
+    const size_t sent = inner_->send_some(bytes.first(std::min(left_, bytes.size())));
+    left_ -= sent;
+    return sent;
+  }
+  size_t receive_some(std::span<std::byte> into, int* descriptor) override {
+    return inner_->receive_some(into, descriptor);
+  }
+
+  [[nodiscard]] int descriptor() const override { return inner_->descriptor(); }
+  [[nodiscard]] short awaited(bool sending) const override { return inner_->awaited(sending); }
+  [[nodiscard]] Wire wire() const override { return inner_->wire(); }
+
+ private:
+  std::unique_ptr<Transport> inner_;
+  size_t left_;
+};
+
+TEST(Fetching, ABatchWhoseConnectionEndedAfterTheLastGoesOverAnother) {
+  constexpr size_t kMany = kMostWishes + 10;
+  Served owner;
+  const Handle handle = owner.put(4);
+  const std::vector<Want> wants(kMany, want(handle, Over::tcp));
+  std::vector<Got> gots(kMany);
+  std::vector<std::array<std::byte, 4>> copies(kMany);
+  const std::function<std::byte*(size_t, uint64_t)> memory = [&](size_t i, uint64_t) {
+    return copies[i].data();
+  };
+  const Fetching::Call call{.wants = wants, .gots = gots, .memory = memory, .unmapped = {}};
+  const Route route{handle.origin, Wire::tcp};
+  Fetching fetching(route, call);
+  for (size_t i = 0; i < kMany; ++i) {
+    fetching.add(i);
+  }
+  Connections connections({.job = kJob, .secret = kSecret}, trainer(0));
+  auto line = connections.connect(route, Purpose::requests, within(kLong));
+  line->transport = std::make_unique<OneMessage>(std::move(line->transport),
+                                                 kHeaderBytes + 4 + kMostWishes * kWishBytes);
+  fetching.begin(std::move(line));
+  Exchange* const exchange = &fetching;
+  EXPECT_NO_THROW(Round(connections, within(kLong)).run({&exchange, 1}));
+  const auto whole = pattern(4);
+  EXPECT_TRUE(std::ranges::all_of(
+      copies, [&](const auto& copy) { return std::ranges::equal(copy, whole); }));
+}
 
 class OverWire : public testing::TestWithParam<Over> {};
 INSTANTIATE_TEST_SUITE_P(Wires, OverWire, testing::Values(Over::best, Over::tcp),

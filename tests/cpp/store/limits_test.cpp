@@ -21,7 +21,10 @@ void say_much(Served& owner) {
 }
 
 TEST(Limits, ConnectionsThatLieIdleMakePlaceForMembers) {
-  Served owner(kOwner, [](ServerOptions& options) { options.most_connections = 8; });
+  Served owner(kOwner, [](ServerOptions& options) {
+    options.most_connections = 8;
+    options.stall_ms = 400;  // a quarter is how long one must be idle
+  });
   const Handle handle = owner.put(100'000);
   std::vector<std::unique_ptr<Client>> clients;
   for (int32_t rank = 0; rank < 7; ++rank) {
@@ -45,6 +48,21 @@ TEST(Limits, TheOnlyConnectionOfOneThatFetchedMakesNoPlace) {
   Client client(client_options());
   EXPECT_THROW(get(client, {want(handle)}), AccessRefused);
   EXPECT_EQ(owner.objects.stats().consumers, 1U);
+}
+
+TEST(Limits, OneThatWasNotAskedYetMakesNoPlace) {
+  Served owner(kOwner, [](ServerOptions& options) {
+    options.most_connections = 1;
+    options.stall_ms = 4;
+  });
+  Stranger member(*owner.server.origin(), Wire::local);
+  member.shake_hands();
+  member.introduce();
+  const Handle handle = owner.put(1000);
+  Client client(client_options());
+  EXPECT_THROW(get(client, {want(handle)}), AccessRefused);
+  member.say(frame(MessageKind::ask, encode(Ask{})));
+  EXPECT_EQ(member.hear(kHeaderBytes).size(), kHeaderBytes);
 }
 
 TEST(Limits, WhatIsWithdrawnAtOnceIsToldInPortions) {
