@@ -38,9 +38,9 @@ std::exception_ptr named(const Route& route, const std::exception_ptr& failure) 
   } catch (const OwnerLost& lost) {
     return std::make_exception_ptr(OwnerLost(text(route_text(route), " is gone: ", lost.what())));
   } catch (const StoreTimeout& late) {
-    return std::make_exception_ptr(
-        StoreTimeout(text(route_text(route), " does not answer: ", late.what(),
-                          "; it is stopped or busy, or the link to it is cut")));
+    return std::make_exception_ptr(StoreTimeout(
+        text(route_text(route), " does not answer: ", late.what(),
+             "; it is stopped or busy, it has no descriptors left, or the link to it is cut")));
   } catch (const AccessRefused& refused) {
     return std::make_exception_ptr(
         AccessRefused(text(route_text(route), " cannot be asked: ", refused.what())));
