@@ -141,7 +141,13 @@ class Scope:
         listed, count = who.parse(collectors)
         if why := self._is_no_source(sources):
             return Handle(self._store.unstored(*self._name(), tensor, why))
-        return Handle(self._store.put(*self._name(), tensor, listed, count, *call, site))
+        handle = Handle(self._store.put(*self._name(), tensor, listed, count, *call, site))
+        if self._closed is None or not handle.stored:
+            return handle
+        # Closed so long ago that the store knows it no longer: nobody would close it again.
+        handle.free()
+        why = f"{self} was closed by this process"
+        return Handle(self._store.unstored(*self._name(), tensor, why))
 
     def _is_no_source(self, sources: Iterable[int] | None) -> str:
         """Why nothing that this process puts is wanted. Empty: it is."""

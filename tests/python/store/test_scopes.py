@@ -184,6 +184,21 @@ def test_a_put_that_comes_after_the_close_is_dropped(trainers: list[Member]) -> 
     assert scope.account.dropped == 1
 
 
+def test_a_put_that_comes_when_the_close_is_forgotten(job: str) -> None:
+    """The store knows the latest 65,536 that were closed."""
+    late = tenure.store.scope("step", "long-ago")
+    late.close()
+    store = late._store
+    for number in range(65_600):
+        store.close("other", str(number))
+    before = tenure.store.stats()["objects"]
+    handle = late.put(torch.ones(3))
+    assert (handle.stored, handle.why) == (False, "step long-ago was closed by this process")
+    assert not late.call("again").put(torch.ones(3)).stored
+    assert tenure.store.stats()["objects"] == before
+    assert job
+
+
 def test_a_retry_replaces_and_a_failure_frees(trainers: list[Member], step: Scope) -> None:
     def attempt(seed: int) -> Any:
         with step.call("logp-3") as call:
