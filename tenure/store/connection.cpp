@@ -54,7 +54,8 @@ bool Connection::is_late(Time now) const {
   const auto late = [&](Time last) {
     return now - last > std::chrono::milliseconds(serving_.options.stall_ms);
   };
-  if (!sending_.empty() && late(told_)) {
+  // On a connection for notices each direction has its own time.
+  if (!sending_.empty() && late(hears_notices() ? told_ : moved())) {
     return true;
   }
   // What lies here while another request is at work waits for this side.
