@@ -89,7 +89,7 @@ void Listening::accept_some() {
     }
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       // The socket stays readable: waiting on it would spin.
-      if (!end_one(kNoDescriptors)) {
+      if (!end_one(serving_.first_to_go(std::nullopt), serving_.longest_spare(), kNoDescriptors)) {
         return;
       }
     }
@@ -99,44 +99,43 @@ void Listening::accept_some() {
 
 bool Listening::make_place() {
   if (serving_.strangers(wire_) >= serving_.options.most_strangers) {
-    const auto stranger = serving_.first_to_go(wire_);
-    return !stranger || end_stranger(*stranger, kMomentToProve);
+    const auto crowding = serving_.first_to_go(wire_);
+    return !crowding || end_one(crowding, nullptr, kMomentToProve);
   }
-  const bool is_full = serving_.connections.size() >= serving_.options.most_connections;
-  const bool some_may_go = serving_.first_to_go(std::nullopt) || serving_.longest_spare();
-  return !is_full || !some_may_go || end_one(kMomentToProve);
+  if (serving_.connections.size() < serving_.options.most_connections) {
+    return true;
+  }
+  const auto stranger = serving_.first_to_go(std::nullopt);
+  const auto spare = serving_.longest_spare();
+  return (!stranger && !spare) || end_one(stranger, spare, kMomentToProve);
 }
 
-bool Listening::end_one(milliseconds pause_for) {
-  if (const auto stranger = serving_.first_to_go(std::nullopt)) {
-    return end_stranger(*stranger, pause_for);
+milliseconds Listening::moment_left(const Connection& one) const {
+  auto moment = std::min(kIdle, milliseconds(serving_.options.stall_ms / 4));
+  if (one.is_stranger()) {
+    moment = std::min(one.said_hello() ? kMomentToProve : kMomentToSpeak,
+                      milliseconds(serving_.options.hello_ms / 4));
   }
-  if (const auto spare = serving_.longest_spare()) {
-    const auto moment = std::min(kIdle, milliseconds(serving_.options.stall_ms / 4));
-    return end_for_another(*spare, moment, spare->moved(), pause_for);
+  const auto begin = one.is_stranger() ? one.since() : one.moved();
+  return std::chrono::ceil<milliseconds>(moment - (std::chrono::steady_clock::now() - begin));
+}
+
+bool Listening::end_one(const std::shared_ptr<Connection>& stranger,
+                        const std::shared_ptr<Connection>& spare, milliseconds pause_for) {
+  for (const auto& one : {stranger, spare}) {
+    if (!one) {
+      continue;
+    }
+    const auto left = moment_left(*one);
+    if (left.count() <= 0) {
+      serving_.counters.refused_full.fetch_add(one == stranger ? 1 : 0, std::memory_order_relaxed);
+      one->end();
+      return true;
+    }
+    pause_for = std::min(pause_for, left);
   }
   pause(pause_for);
   return false;
-}
-
-bool Listening::end_stranger(Connection& stranger, milliseconds pause_for) {
-  const auto moment = std::min(stranger.said_hello() ? kMomentToProve : kMomentToSpeak,
-                               milliseconds(serving_.options.hello_ms / 4));
-  const bool ended = end_for_another(stranger, moment, stranger.since(), pause_for);
-  serving_.counters.refused_full.fetch_add(ended ? 1 : 0, std::memory_order_relaxed);
-  return ended;
-}
-
-bool Listening::end_for_another(Connection& one, milliseconds moment,
-                                std::chrono::steady_clock::time_point since,
-                                milliseconds pause_for) {
-  const auto past = std::chrono::steady_clock::now() - since;
-  if (past < moment) {
-    pause(std::min(pause_for, std::chrono::ceil<milliseconds>(moment - past)));
-    return false;
-  }
-  one.end();
-  return true;
 }
 
 void Listening::admit(Socket socket) {

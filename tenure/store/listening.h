@@ -1,8 +1,8 @@
 // Listening: a socket on which connections come in, with a limit on strangers. Too many of them do
 // not keep others out: those that are here longest go first, once they had a moment to speak, and
 // the next ones wait in the kernel until then. Those that said nothing go before those that said
-// hello, after a shorter moment. Where there is no stranger, a member's connection that lies idle
-// and can be spared goes. On the server's thread. Torch-free; needs Asio.
+// hello, after a shorter moment. Where no stranger had its moment, a member's connection that lies
+// idle and can be spared goes. On the server's thread. Torch-free; needs Asio.
 #pragma once
 
 #include <tenure/store/hello.h>
@@ -34,13 +34,12 @@ class Listening {
   void pause(std::chrono::milliseconds time);
   void accept_some();
   bool make_place();
-  // Ends one of all, a stranger before others. If there is none, or it had no moment yet, goes on
-  // after `pause_for` at most, and returns false.
-  bool end_one(std::chrono::milliseconds pause_for);
-  bool end_stranger(Connection& stranger, std::chrono::milliseconds pause_for);
-  bool end_for_another(Connection& one, std::chrono::milliseconds moment,
-                       std::chrono::steady_clock::time_point since,
-                       std::chrono::milliseconds pause_for);
+  // How long it may stay yet, if another needs its place.
+  [[nodiscard]] std::chrono::milliseconds moment_left(const Connection& one) const;
+  // Ends the first of them that is there and had its moment. If none had, goes on after `pause_for`
+  // at most, and returns false.
+  bool end_one(const std::shared_ptr<Connection>& stranger,
+               const std::shared_ptr<Connection>& spare, std::chrono::milliseconds pause_for);
   void admit(Socket socket);
 
   Serving& serving_;

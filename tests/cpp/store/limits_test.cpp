@@ -7,7 +7,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <vector>
 
 namespace tenure::store {
@@ -34,6 +36,36 @@ TEST(Limits, ConnectionsThatLieIdleMakePlaceForMembers) {
   EXPECT_TRUE(get(*clients.front(), {want(handle)}).bytes(0) == pattern(100'000));
   EXPECT_EQ(owner.objects.stats().consumers, 7U);
   EXPECT_EQ(owner.server.stats().refused_full, 0U);
+}
+
+TEST(Limits, ThoseThatComeAtOnceDoNotWaitForEachOther) {
+  constexpr int kClients = 100;
+  Served owner(kOwner, [](ServerOptions& options) {
+    options.most_connections = kClients + 10;
+    options.stall_ms = 400;
+  });
+  const Handle handle = owner.put(1000);
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int32_t rank = 0; rank < kClients; ++rank) {
+    clients.push_back(std::make_unique<Client>(client_options(trainer(rank))));
+  }
+  std::atomic<size_t> next{0};
+  std::atomic<int> served{0};
+  const auto begun = std::chrono::steady_clock::now();
+  {
+    std::vector<std::jthread> threads(16);
+    for (auto& thread : threads) {
+      thread = std::jthread([&] {
+        for (size_t i = next++; i < clients.size(); i = next++) {
+          EXPECT_NO_THROW(get(*clients[i], {want(handle)}));
+          ++served;
+        }
+      });
+    }
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(4));
+  EXPECT_EQ(served, kClients);
+  EXPECT_EQ(owner.objects.stats().consumers, static_cast<uint64_t>(kClients));
 }
 
 TEST(Limits, TheOnlyConnectionOfOneThatFetchedMakesNoPlace) {
