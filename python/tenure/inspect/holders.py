@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import collections
 import functools
-import re
 import sys
 import threading
 import types
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ import torch
 from torch import nn
 
 from tenure import _C
-from tenure.inspect import source
+from tenure.inspect.hops import Hop, add_lines, add_lines_of_cycle, collapsed, path_text
 
 __all__ = [
     "Hop",
@@ -34,45 +32,7 @@ __all__ = [
     "retention_path",
 ]
 
-_LONGEST_PERIOD = 3  # of hops that repeat
-_NAMED = 3  # hops that are asked for the line that keeps
-
 Element = tuple[str, Any, str, str]  # kind, object or None, text, name of the next one in it
-
-
-@dataclass
-class Hop:
-    """One reference on the way from a root to a storage.
-
-    Attributes:
-        kind: What it is: ``local``, ``global``, ``attribute``, ``item``, ``graph``, ``saved`` …
-        text: The same in words.
-        name: The variable or attribute that refers, if it has a name.
-        file: The source file in which that name is used.
-        leak: Whether this is the reference that grows.
-        elements: Which elements of the path it stands for.
-        target: The element that it refers to, which may be beyond the path's end.
-    """
-
-    kind: str
-    text: str
-    name: str = ""
-    file: str = ""
-    leak: bool = False
-    elements: list[int] = field(default_factory=list)
-    target: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """As it is written to recordings and verdicts."""
-        out: dict[str, Any] = {"kind": self.kind, "text": self.text}
-        if self.leak:
-            out["leak"] = True
-        return out
-
-
-def path_text(hops: Iterable[Hop]) -> str:
-    """One line: ``losses (local of main) → [37] → graph (9 nodes) → MmBackward0 saved self``."""
-    return " → ".join(hop.text + ("  ← grows here" if hop.leak else "") for hop in hops)
 
 
 def retention_path(elements: Sequence[Element]) -> list[Hop]:
@@ -89,40 +49,6 @@ def retention_path(elements: Sequence[Element]) -> list[Hop]:
             hops[-1].elements.extend(range(at, at + used))
         at += used
     return hops
-
-
-def collapsed(hops: Sequence[Hop]) -> list[Hop]:
-    """Chains made short: ``.next of Node (×368)`` for as many hops that say the same."""
-    out: list[Hop] = []
-    at = 0
-    while at < len(hops):
-        periods = range(1, _LONGEST_PERIOD + 1)
-        period, times = max(((p, _times(hops, at, p)) for p in periods), key=_length)
-        period = period if times > 1 else 1
-        run = hops[at : at + period * times]
-        kept = [replace(hop) for hop in run[:period]]
-        if times > 1:
-            kept[-1].text += f" (×{times})"
-            for hop in kept:
-                hop.leak = False
-            kept[0].leak = any(hop.leak for hop in run)
-        out += kept
-        at += len(run)
-    return out
-
-
-def _length(run: tuple[int, int]) -> int:
-    period, times = run
-    return period * times if times > 1 else 1
-
-
-def _times(hops: Sequence[Hop], at: int, period: int) -> int:
-    """How often the hops at a place come again and again; 1 if it is not worth saying."""
-    said = [re.sub(r"\d+", "", hop.text) for hop in hops]
-    times = 1
-    while said[at + times * period : at + (times + 1) * period] == said[at : at + period]:
-        times += 1
-    return times if times >= 3 else 1
 
 
 def _hop(elements: Sequence[Element], at: int) -> tuple[int, Hop | None]:
@@ -293,12 +219,22 @@ def _out_of_function(elements: Sequence[Element], at: int) -> tuple[int, Hop | N
         file = function.__code__.co_filename
         return 2, Hop("global", f"{name} (global of {function.__module__})", name, file)
     if target is function.__defaults__ or target is function.__kwdefaults__:
-        return 2, Hop("default", f"default argument of {function.__qualname__}")
+        name = _argument_of(function, _value(elements, at + 2))
+        text = f"{name or '?'} (default argument of {function.__qualname__})"
+        return 2, Hop("default", text, name, function.__code__.co_filename)
     name = _key_of(function.__dict__, _value(elements, at + 2)) or ""
     if target is function.__dict__:
         file = function.__code__.co_filename
         return 2, Hop("attribute", f"{function.__qualname__}.{name or '?'}", name, file)
     return 1, Hop("function", function.__qualname__)
+
+
+def _argument_of(function: types.FunctionType, default: Any) -> str:
+    """The name of the argument that has this default."""
+    code, positional = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount][-len(positional) :] if positional else ()
+    named = {**dict(zip(names, positional, strict=True)), **(function.__kwdefaults__ or {})}
+    return _key_of(named, default) or ""
 
 
 def _out_of_instance(elements: Sequence[Element], at: int) -> tuple[int, Hop | None]:
@@ -426,58 +362,6 @@ def _type_name(value: Any) -> str:
     return (
         kind.__qualname__ if module in {"builtins", "__main__"} else f"{module}.{kind.__qualname__}"
     )
-
-
-def add_lines(hops: Sequence[Hop], near: str = "") -> None:
-    """Adds to the leaking hop the lines of the user's source that put something there.
-
-    Args:
-        hops: A path, one of them marked.
-        near: The file that made what is held, for hops that do not know theirs.
-    """
-    at = next((i for i, hop in enumerate(hops) if hop.leak), None)
-    if at is None:
-        return
-    named = [i for i in range(at, -1, -1) if hops[i].name][:_NAMED]
-    for i in named:
-        if any(hop.kind.endswith("cache") for hop in hops[i : at + 1]):
-            return  # its text has the line
-        file = _file(hops[: i + 1], near)
-        # A library's container is filled by who has its name, and in no other way.
-        lines = source.lines_that_add(file, hops[i].name) if file else ()
-        if not lines and i == named[0]:
-            lines = _lines_that_set(hops[i], file)
-        if lines:
-            hops[at].text += _kept_at(file, lines)
-            return
-
-
-def add_lines_of_cycle(hops: Sequence[Hop], near: str) -> None:
-    """The same for each reference of a cycle: any of them closes it."""
-    for i, hop in enumerate(hops):
-        file = _file(hops[: i + 1], near)
-        lines = _lines_that_set(hop, file) if hop.name else ()
-        if lines:
-            hop.text += _kept_at(file, lines)
-
-
-def _file(hops: Sequence[Hop], near: str) -> str:
-    """The user's file that the last of these names is used in; empty if it is a library's."""
-    file = next((hop.file for hop in reversed(hops) if not source.is_library(hop.file)), near)
-    return "" if source.is_library(file) else file
-
-
-def _lines_that_set(hop: Hop, file: str) -> tuple[int, ...]:
-    if not file:
-        return ()
-    if hop.kind == "attribute":
-        return source.lines_that_set(file, hop.name) or source.lines_that_register(file)
-    return source.lines_that_register(file) if hop.kind == "closure" else ()
-
-
-def _kept_at(file: str, lines: Sequence[int]) -> str:
-    where = ", ".join(f"{Path(file).name}:{line}" for line in lines[:3])
-    return f" (kept at {where})"
 
 
 def own_objects() -> list[Any]:

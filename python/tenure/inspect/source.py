@@ -79,7 +79,19 @@ def _lines(file: str, wanted: Callable[[ast.AST], bool]) -> tuple[int, ...]:
 
 
 def _sets(node: ast.Assign, name: str) -> bool:
-    return any(isinstance(target, ast.Attribute) and target.attr == name for target in node.targets)
+    if isinstance(node.value, ast.Constant):  # None, which lets go
+        return False
+    targets = [target for all_of in node.targets for target in _unpacked(all_of)]
+    return any(isinstance(target, ast.Attribute) and target.attr == name for target in targets)
+
+
+def _unpacked(target: ast.expr) -> list[ast.expr]:
+    """``a``, ``b`` and ``c`` of ``a, (b, *c) = …``."""
+    if isinstance(target, ast.Starred):
+        return _unpacked(target.value)
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return [one for element in target.elts for one in _unpacked(element)]
+    return [target]
 
 
 def _registers(function: ast.AST) -> bool:
@@ -102,7 +114,8 @@ def _adds(node: ast.AST, name: str) -> bool:
         return any(
             _is_item_of(target, name)
             or (_is_named(target, name) and any(_is_named(n, name) for n in ast.walk(node.value)))
-            for target in node.targets
+            for all_of in node.targets
+            for target in _unpacked(all_of)
         )
     return False
 

@@ -15,6 +15,7 @@ import torch
 
 from tenure import _C
 from tenure.inspect import advice, census, holders
+from tenure.inspect.holders import Element
 
 __all__ = ["NODE_BYTES", "Holding", "look", "look_at_graphs"]
 
@@ -216,7 +217,7 @@ def _path(
     hops = _through_a_name(references, node, mark, hops)
     holders.add_lines(hops, file)
     frees = references.gone_with(node)[mark] if path else 0
-    bounded = bool(path) and _has_room(path[mark][1])
+    bounded = bool(path) and _has_room(path, mark)
     hint = advice.for_path(hops, path)
     return _Way(holders.collapsed(hops), hint, frees=frees, bounded=bounded)
 
@@ -248,14 +249,25 @@ def _through_a_name(
     return min(found[1:] or found, key=len)
 
 
-def _has_room(owner: Any) -> bool:
+def _has_room(path: Sequence[Element], mark: int) -> bool:
     """Whether a container will drop what is in it, but has not begun to."""
+    owner = path[mark][1]
     if isinstance(owner, collections.deque):
         return owner.maxlen is not None and len(owner) < owner.maxlen
     if isinstance(owner, functools._lru_cache_wrapper):
         cache = owner.cache_info()
         return cache.maxsize is not None and cache.currsize < cache.maxsize
-    return False
+    return any(
+        isinstance(shown, torch.optim.LBFGS) and _is_history(shown, owner)
+        for _, shown, *_ in path[:mark]
+    )
+
+
+def _is_history(optimizer: torch.optim.LBFGS, owner: Any) -> bool:
+    """Whether these are directions of former steps, of which it will keep so many."""
+    most = optimizer.param_groups[0]["history_size"]
+    lists = [held for state in optimizer.state.values() for held in state.values()]
+    return any(owner is held for held in lists) and len(owner) < most
 
 
 def _breaking(cycle: list[holders.Hop]) -> holders.Hop:
