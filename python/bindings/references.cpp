@@ -243,6 +243,34 @@ class References {
     return found;
   }
 
+  // The shortest ways through autograd to one of its nodes, each from a tensor. What is farther
+  // away was made of it by so many operators that it says little of who carries it on.
+  std::vector<std::vector<uint32_t>> heads_of(uint32_t node) const {
+    constexpr int kFarthest = 64;
+    const auto& graph = all().graph();
+    std::unordered_map<uint32_t, uint32_t> towards{{node, Graph::kNone}};
+    std::vector<std::vector<uint32_t>> out;
+    std::vector<uint32_t> front{node};
+    for (int away = 0; away < kFarthest && !front.empty(); ++away) {
+      std::vector<uint32_t> next;
+      for (const auto& [from, to] : graph.referring_to(front)) {
+        if (!towards.emplace(from, to).second) {
+          continue;
+        }
+        if (graph.kind(from) == NodeKind::autograd) {
+          next.push_back(from);
+        } else if (graph.kind(from) == NodeKind::tensor) {
+          auto& way = out.emplace_back();
+          for (auto at = from; at != Graph::kNone; at = towards[at]) {
+            way.push_back(at);
+          }
+        }
+      }
+      front = std::move(next);
+    }
+    return out;
+  }
+
   std::optional<uint32_t> node_of(const at::Tensor& tensor) const {
     const auto node = all().graph().find(tensor.storage().unsafeGetStorageImpl());
     return node == Graph::kNone ? std::nullopt : std::optional(node);
@@ -379,5 +407,6 @@ void bind_references(py::module_& m) {
       .def("cycles", &References::cycles, py::arg("most"))
       .def("by_beginning", &References::by_beginning)
       .def("referring_to", &References::referring_to, py::arg("node"))
+      .def("heads_of", &References::heads_of, py::arg("node"))
       .def("node_of", &References::node_of, py::arg("tensor"));
 }

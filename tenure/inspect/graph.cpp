@@ -172,13 +172,24 @@ const Graph::Loose& Graph::loose() const {
 
 std::vector<uint32_t> Graph::referring_to(uint32_t node) const {
   std::vector<uint32_t> out;
-  uint32_t from = 0;
-  for (uint32_t edge = 0; edge < edges_.size(); ++edge) {
-    while (from + 1 < firsts_.size() && firsts_[from + 1] <= edge) {
-      ++from;
-    }
-    if (edges_[edge] == node) {
-      out.push_back(from);
+  for (const auto& [from, to] : referring_to(std::span(&node, 1))) {
+    out.push_back(from);
+  }
+  return out;
+}
+
+std::vector<std::pair<uint32_t, uint32_t>> Graph::referring_to(
+    std::span<const uint32_t> nodes) const {
+  std::vector<bool> wanted(size(), false);
+  for (const auto node : nodes) {
+    wanted[node] = true;
+  }
+  std::vector<std::pair<uint32_t, uint32_t>> out;
+  for (uint32_t from = 0; from < firsts_.size(); ++from) {
+    for (auto edge = firsts_[from]; edge < end_of(from); ++edge) {
+      if (wanted[edges_[edge]]) {
+        out.emplace_back(from, edges_[edge]);
+      }
     }
   }
   return out;

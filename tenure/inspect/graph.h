@@ -57,6 +57,8 @@ class Graph {
 
   // The nodes that refer to this one. Looks at every reference.
   std::vector<uint32_t> referring_to(uint32_t node) const;
+  // The same for several: who refers to which of them.
+  std::vector<std::pair<uint32_t, uint32_t>> referring_to(std::span<const uint32_t> nodes) const;
 
   // The shortest way.
   Retention retention(uint32_t node) const;

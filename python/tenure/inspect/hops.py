@@ -10,7 +10,7 @@ from typing import Any
 
 from tenure.inspect import source
 
-__all__ = ["Hop", "add_lines", "add_lines_of_cycle", "collapsed", "path_text"]
+__all__ = ["Hop", "add_lines", "add_lines_of_cycle", "collapsed", "lines_that_keep", "path_text"]
 
 _LONGEST_PERIOD = 3  # of hops that repeat
 _NAMED = 3  # hops that are asked for the line that keeps
@@ -95,18 +95,36 @@ def add_lines(hops: Sequence[Hop], near: str = "") -> None:
     at = next((i for i, hop in enumerate(hops) if hop.leak), None)
     if at is None:
         return
-    named = [i for i in range(at, -1, -1) if hops[i].name][:_NAMED]
+    file, lines = lines_that_keep(hops[: at + 1], near)
+    if lines:
+        hops[at].text += _kept_at(file, lines)
+
+
+def lines_that_keep(hops: Sequence[Hop], near: str = "") -> tuple[str, tuple[int, ...]]:
+    """The user's file and the lines in it that put something where the last of these hops leads."""
+    named = [i for i in reversed(range(len(hops))) if hops[i].name][:_NAMED]
     for i in named:
-        if any(hop.kind.endswith("cache") for hop in hops[i : at + 1]):
-            return  # its text has the line
+        if any(hop.kind.endswith("cache") for hop in hops[i:]):
+            break  # its text has the line
         file = _file(hops[: i + 1], near)
         # A library's container is filled by who has its name, and in no other way.
         lines = source.lines_that_add(file, hops[i].name) if file else ()
         if not lines and i == named[0]:
             lines = _lines_that_set(hops[i], file)
         if lines:
-            hops[at].text += _kept_at(file, lines)
-            return
+            return file, lines
+    return _given_to_a_library(hops, near)
+
+
+def _given_to_a_library(hops: Sequence[Hop], near: str) -> tuple[str, tuple[int, ...]]:
+    """The lines that call what has a container of its own that a library fills."""
+    at = next((i for i in reversed(range(len(hops))) if hops[i].name), 0)
+    if at == 0 or hops[at].kind != "attribute" or not source.is_library(hops[at].file):
+        return "", ()
+    file = hops[at - 1].file or near
+    if not hops[at - 1].name or source.is_library(file):
+        return "", ()
+    return file, source.lines_that_call(file, hops[at - 1].name)
 
 
 def add_lines_of_cycle(hops: Sequence[Hop], near: str) -> None:

@@ -11,10 +11,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from torch import nn
+
 __all__ = [
     "is_library",
     "library_folders",
     "lines_that_add",
+    "lines_that_call",
     "lines_that_register",
     "lines_that_set",
 ]
@@ -59,6 +62,12 @@ def lines_that_add(file: str, name: str) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=256)
+def lines_that_call(file: str, name: str) -> tuple[int, ...]:
+    """Lines such as ``stack.enter_context(…)``: all that are given to it are."""
+    return _lines(file, lambda node: isinstance(node, ast.Call) and _is_given_to(node, name))
+
+
+@functools.lru_cache(maxsize=256)
 def lines_that_set(file: str, name: str) -> tuple[int, ...]:
     """Lines such as ``ctx.out = out``."""
     return _lines(file, lambda node: isinstance(node, ast.Assign) and _sets(node, name))
@@ -92,6 +101,15 @@ def _unpacked(target: ast.expr) -> list[ast.expr]:
     if isinstance(target, (ast.Tuple, ast.List)):
         return [one for element in target.elts for one in _unpacked(element)]
     return [target]
+
+
+def _is_given_to(call: ast.Call, name: str) -> bool:
+    return (
+        isinstance(call.func, ast.Attribute)
+        and _is_named(call.func.value, name)
+        and bool(call.args or call.keywords)
+        and not hasattr(nn.Module, call.func.attr)  # model.to(device) keeps nothing
+    )
 
 
 def _registers(function: ast.AST) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import re
 import sys
 import threading
@@ -16,6 +17,7 @@ import torch
 from tenure import _C
 from tenure.inspect import advice, census, holders
 from tenure.inspect.holders import Element
+from tenure.inspect.hops import lines_that_keep
 
 __all__ = ["NODE_BYTES", "Holding", "look", "look_at_graphs"]
 
@@ -215,6 +217,7 @@ def _path(
         return _Way([outside, *holders.collapsed(hops)], "")
     mark = _mark(hops, references.labels_behind(node, group, steps))
     hops = _through_a_name(references, node, mark, hops)
+    hops = _through_what_is_carried(references, node, mark, hops)
     holders.add_lines(hops, file)
     frees = references.gone_with(node)[mark] if path else 0
     bounded = bool(path) and _has_room(path, mark)
@@ -247,6 +250,31 @@ def _through_a_name(
             other[marked].leak = True
             found.append(other)
     return min(found[1:] or found, key=len)
+
+
+def _through_what_is_carried(
+    references: _C.References, node: int, mark: int, hops: list[holders.Hop]
+) -> list[holders.Hop]:
+    """The way through a variable that the program makes of itself, ``out, h = cell(x, h)``.
+
+    The shortest way into the graph that gets longer with each step may lead through ``out``.
+    """
+    _, path, *_ = references.retention(node)
+    at = next((i for i, hop in enumerate(hops) if hop.leak), 0)
+    if hops[at].kind != "graph" or lines_that_keep(hops[:at])[1]:
+        return hops
+    found = []
+    for way in references.heads_of(references.way(node)[mark]):
+        reached, before, *_ = references.retention(way[0])
+        if not reached or any(element[0] == "autograd" for element in before):
+            continue
+        ahead = [*before[:-1], *(references.element(*pair) for pair in itertools.pairwise(way))]
+        other = holders.retention_path([*ahead, *path[mark:]])
+        marked = next((i for i, hop in enumerate(other) if len(ahead) in hop.elements), 0)
+        if lines_that_keep(other[:marked])[1]:
+            other[marked].leak = True
+            found.append(other)
+    return min(found or [hops], key=len)
 
 
 def _has_room(path: Sequence[Element], mark: int) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,40 @@ def test_a_history_that_has_a_bound_is_no_leak_while_it_fills() -> None:
     assert filling["verdict"] == "growth", filling
     assert "something that has a bound fills" in filling["ranks"][0]["why"]
     assert full["verdict"] == "flat", full["ranks"]
+
+
+def test_what_is_carried_on_is_named_rather_than_what_is_made_of_it() -> None:
+    cell, head = nn.GRU(16, 32, batch_first=True), nn.Linear(32, 8)
+
+    def train() -> dict[str, Any]:
+        state = torch.zeros(1, 64, 32)
+        with tenure.watch(quiet=True) as session:
+            for _ in range(STEPS):
+                out, state = cell(torch.randn(64, 4, 16), state)
+                scores = head(out)
+                tenure.step()
+            assert scores.requires_grad
+            return session.verdict()
+
+    suspect = train()["suspects"][0]
+    assert words(suspect).startswith("state (local of "), words(suspect)
+    assert f"kept at {line_with('out, state = cell(')}" in words(suspect)
+    (marked,) = [hop for hop in suspect["holders"][0] if hop.get("leak")]
+    assert marked["kind"] == "graph"
+
+
+@contextlib.contextmanager
+def padded(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield tensor
+
+
+def test_what_a_library_keeps_is_blamed_on_the_line_that_gives_it() -> None:
+    stack = contextlib.ExitStack()
+    with contextlib.closing(stack):
+        found = leak(lambda _: consume(stack.enter_context(padded(torch.zeros(4096)))))
+    assert "stack (" in words(found)
+    assert f"(kept at {line_with('found = leak(lambda _: consume(stack.enter')}" in words(found)
+
+
+def consume(_: object) -> None:
+    """For values that are of no use."""
