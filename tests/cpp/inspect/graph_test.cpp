@@ -113,6 +113,18 @@ TEST(Graph, ReferencesAreCounted) {
   EXPECT_EQ(build.graph.parent(build['r']), Graph::kNone);
 }
 
+TEST(Graph, WhoRefersToSeveralIsToldForEach) {
+  Builder built({}, {{'a', {'b', 'c'}}, {'b', {'d', 'd'}}, {'c', {'b'}}});
+  built.add('a').expand();
+  using References = std::vector<std::pair<uint32_t, uint32_t>>;
+  EXPECT_EQ(built.graph.referring_to(Nodes{built['b'], built['d']}),
+            (References{{built['a'], built['b']},
+                        {built['b'], built['d']},
+                        {built['b'], built['d']},
+                        {built['c'], built['b']}}));
+  EXPECT_EQ(built.graph.referring_to(built['b']), (Nodes{built['a'], built['c']}));
+}
+
 TEST(Graph, LooseNodesAreToldFromTheOutermostHolder) {
   Builder build({}, {{'r', {'a'}}, {'x', {'y'}}, {'y', {'s', 'a'}}});
   build.add('r').expand().begin_loose().add('y').add('x').add('s').expand();
