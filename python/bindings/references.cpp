@@ -243,30 +243,41 @@ class References {
     return found;
   }
 
-  // The shortest ways through autograd to one of its nodes, each from a tensor. What is farther
-  // away was made of it by so many operators that it says little of who carries it on.
+  // The shortest ways through autograd to one of its nodes, each from a tensor that something other
+  // than autograd holds.
   std::vector<std::vector<uint32_t>> heads_of(uint32_t node) const {
-    constexpr int kFarthest = 64;
     const auto& graph = all().graph();
+    const auto is_autograd = [&](uint32_t at) {
+      return at != Graph::kNone && graph.kind(at) == NodeKind::autograd;
+    };
+    std::vector<uint32_t> nodes;
+    for (uint32_t at = 0; at < graph.size(); ++at) {
+      if (is_autograd(at)) {
+        nodes.push_back(at);
+      }
+    }
+    auto references = graph.referring_to(nodes);
+    std::ranges::stable_sort(references, {}, &std::pair<uint32_t, uint32_t>::second);
+
     std::unordered_map<uint32_t, uint32_t> towards{{node, Graph::kNone}};
     std::vector<std::vector<uint32_t>> out;
-    std::vector<uint32_t> front{node};
-    for (int away = 0; away < kFarthest && !front.empty(); ++away) {
-      std::vector<uint32_t> next;
-      for (const auto& [from, to] : graph.referring_to(front)) {
+    std::vector<uint32_t> queue{node};
+    for (size_t i = 0; i < queue.size(); ++i) {
+      const auto to = queue[i];
+      for (const auto& [from, _] :
+           std::ranges::equal_range(references, to, {}, &std::pair<uint32_t, uint32_t>::second)) {
         if (!towards.emplace(from, to).second) {
           continue;
         }
-        if (graph.kind(from) == NodeKind::autograd) {
-          next.push_back(from);
-        } else if (graph.kind(from) == NodeKind::tensor) {
+        if (is_autograd(from)) {
+          queue.push_back(from);
+        } else if (graph.kind(from) == NodeKind::tensor && !is_autograd(graph.parent(from))) {
           auto& way = out.emplace_back();
           for (auto at = from; at != Graph::kNone; at = towards[at]) {
             way.push_back(at);
           }
         }
       }
-      front = std::move(next);
     }
     return out;
   }

@@ -123,10 +123,10 @@ def test_what_is_carried_on_is_named_rather_than_what_is_made_of_it() -> None:
     cell, head = nn.GRU(16, 32, batch_first=True), nn.Linear(32, 8)
 
     def train() -> dict[str, Any]:
-        state = torch.zeros(1, 64, 32)
+        state = torch.zeros(1, 16, 32)
         with tenure.watch(quiet=True) as session:
             for _ in range(STEPS):
-                out, state = cell(torch.randn(64, 4, 16), state)
+                out, state = cell(torch.randn(16, 24, 16), state)
                 scores = head(out)
                 tenure.step()
             assert scores.requires_grad
