@@ -74,10 +74,10 @@ void Held::end() {
     }
     model->set_gradients(model->sharder->end_backward());
   } catch (...) {
-    model->sharder->drop_gradients();
     for (const auto& unit : units) {
       drop_gradients(unit->leaves);
     }
+    model->sharder->drop_gradients();
     throw;
   }
 }

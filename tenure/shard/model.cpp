@@ -2,13 +2,11 @@
 
 #include <tenure/core/error.h>
 #include <tenure/core/text.h>
-#include <tenure/core/torch_compat.h>
 #include <tenure/shard/model_state.h>
 #include <tenure/shard/ops.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -23,8 +21,6 @@ namespace tenure::shard {
 namespace {
 
 using torch::autograd::variable_list;
-
-int current_backward() { return torch::autograd::get_current_graph_task_id(); }
 
 }  // namespace
 
@@ -46,112 +42,6 @@ std::vector<std::shared_ptr<Unit::State>> Model::State::living() const {
     }
   }
   return out;
-}
-
-void Model::State::begin() {
-  const std::lock_guard lock(mutex);
-  if (depth == 0 && !compat::in_backward()) {
-    require_pieces();
-    forget_backwards();
-    sharder->begin_pass();
-  }
-  ++depth;
-}
-
-void Model::State::forget_backwards() {
-  if (backwards.empty()) {
-    return;
-  }
-  backwards.clear();
-  sharder->drop_gradients();
-  for (const auto& unit : living()) {
-    unit->open.clear();
-    unit->came = 0;
-  }
-}
-
-void Model::State::backward_runs(const std::shared_ptr<State>& self) {
-  const auto number = current_backward();
-  if (self->backwards.insert(number).second) {
-    torch::autograd::Engine::get_default_engine().queue_callback(
-        [self, number] { self->end_backward(number); });
-  }
-}
-
-void Model::State::end_backward(int number) {
-  const std::lock_guard lock(mutex);
-  for (const auto& unit : living()) {
-    unit->close();
-  }
-  const bool alone = backwards.size() == 1;
-  set_gradients(sharder->end_backward(alone ? Backward::outermost : Backward::inner));
-  backwards.erase(number);
-}
-
-void Model::State::set_gradients(const std::vector<Reduced>& all) const {
-  for (const auto& one : all) {
-    const auto unit = units.at(one.unit).lock();
-    if (unit == nullptr) {
-      continue;
-    }
-    const auto& flat = unit->pieces.at(one.flat);
-    for (size_t i = 0; i < flat.size(); ++i) {
-      if (!one.came[i]) {
-        continue;
-      }
-      const auto mean = one.mean.narrow(0, flat[i].storage_offset(), flat[i].numel());
-      auto& gradient = flat[i].mutable_grad();
-      gradient = gradient.defined() ? gradient + mean : mean;
-    }
-  }
-}
-
-void Unit::State::before(const std::shared_ptr<Call>& call) {
-  const std::lock_guard lock(model->mutex);
-  Model::State::backward_runs(model);
-  if (call->backward != current_backward()) {
-    model->sharder->require_values(number, call->values);
-    call->backward = current_backward();
-    call->done = 0;
-    model->sharder->enter(number, Phase::backward);
-    open.push_back(call);
-  }
-}
-
-void Unit::State::after(const std::shared_ptr<Call>& call) {
-  const std::lock_guard lock(model->mutex);
-  if (++call->done < call->nodes) {
-    return;
-  }
-  call->backward = -1;
-  if (std::erase(open, call) != 0) {
-    model->sharder->leave(number, Phase::backward);
-  }
-  finish();
-}
-
-void Unit::State::take(uint32_t flat, size_t index, const at::Tensor& gradient) {
-  const std::lock_guard lock(model->mutex);
-  Model::State::backward_runs(model);
-  model->sharder->take(number, flat, index, gradient);
-  ++came;
-  finish();
-}
-
-void Unit::State::finish() {
-  if (open.empty() && came >= expected) {
-    came = 0;
-    model->sharder->add_up(number);
-  }
-}
-
-// A backward is over, whatever it has left out here.
-void Unit::State::close() {
-  for (const auto& call : std::exchange(open, {})) {
-    call->backward = -1;
-    model->sharder->leave(number, Phase::backward);
-  }
-  came = 0;
 }
 
 namespace {

@@ -7,9 +7,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <vector>
 
 namespace tenure::shard {
@@ -37,7 +37,7 @@ struct Unit::State {
   void after(const std::shared_ptr<Call>& call);
   void take(uint32_t flat, size_t index, const at::Tensor& gradient);
   void finish();
-  void close();
+  void close(int backward);
 };
 
 // REQUIRES of everything that backward calls: `mutex`.
@@ -63,7 +63,9 @@ struct Model::State {
   std::vector<at::Tensor> pieces;
   std::vector<Place> places;  // of the pieces
   uint32_t depth = 0;
-  std::set<int> backwards;         // that run
+  // Those that run, and what the engine has as long as each does: one that an exception ends is not
+  // told of in another way.
+  std::map<int, std::weak_ptr<const int>> backwards;
   std::atomic<bool> held = false;  // read by any thread that runs forward or backward
 
   std::vector<std::shared_ptr<Unit::State>> living() const;
@@ -72,6 +74,8 @@ struct Model::State {
   void require_pieces() const;
   // What a backward that has never ended left behind goes.
   void forget_backwards();
+  // The same, of those that an exception has ended, before another one begins.
+  void give_up_failed();
   static void backward_runs(const std::shared_ptr<State>& self);
   void end_backward(int number);
   void set_gradients(const std::vector<Reduced>& all) const;

@@ -109,7 +109,11 @@ std::vector<Reduced> Sharder::end_backward(Backward which) {
 
 void Sharder::drop_gradients() {
   const std::lock_guard lock(mutex_);
+  const at::NoGradGuard no_grad;
   drop_all_gradients();
+  finish_sums();  // of units that had all of them
+  done_.clear();
+  coming_.clear();
 }
 
 void Sharder::drop_all_gradients() {

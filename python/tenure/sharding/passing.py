@@ -16,17 +16,12 @@ from torch.utils.hooks import RemovableHandle
 
 from tenure import _C
 from tenure.errors import InputError
+from tenure.sharding.backwards import current_backward
 
 if TYPE_CHECKING:
     from tenure.sharding.sharded import Sharded
 
-__all__ = ["Unit", "current_backward", "keep_out_of_graphs"]
-
-
-def current_backward() -> int:
-    """A number for the backward that this thread works for; -1: none."""
-    number: int = torch._C._current_graph_task_id()
-    return number
+__all__ = ["Unit", "has_ended", "keep_out_of_graphs"]
 
 
 def _needing_grad(tree: object, depth: int = 3) -> Iterator[torch.Tensor]:
@@ -51,6 +46,15 @@ def _require_plain(gradient: torch.Tensor) -> None:
             "backward(create_graph=True): there are no gradients of gradients of a sharded "
             "model, for its parameters are released when they would be needed"
         )
+
+
+def has_ended(frame: FrameType) -> bool:
+    """Whether what the frame is of does not run any more."""
+    try:
+        frame.clear()
+    except RuntimeError:  # it still runs
+        return False
+    return True
 
 
 def keep_out_of_graphs() -> None:
@@ -97,8 +101,9 @@ class _Call:
                 _hook(tensor, self._enter)
 
     def _enter(self, _gradient: torch.Tensor) -> None:
+        course = self.unit.model.backward_runs()  # asked first: one that failed may have entered it
         if not self.entered:
-            self.unit.enter_backward(self)
+            self.unit.enter_backward(self, course)
 
     def follow(self, course: _C.Course) -> bool:
         """Whether the backward runs any of its nodes; if so `passed` is set after the last."""
@@ -206,9 +211,8 @@ class Unit:
 
     # Backward.
 
-    def enter_backward(self, call: _Call) -> None:
+    def enter_backward(self, call: _Call, course: _C.Course) -> None:
         """A backward comes to what this call has left."""
-        course = self.model.backward_runs()
         if not call.follow(course):
             return  # it only looks at gradients of these tensors
         for number, values in call.values:
@@ -263,15 +267,25 @@ class Unit:
         if (self._calls and self._backward == number) or (not self._calls and self._came):
             self._finish()
 
-    def _finish(self) -> None:
-        calls, self._calls = self._calls, []
+    def give_up(self, number: int) -> None:
+        """An exception has ended that backward: what came of gradients is not added up."""
+        self._to_come.pop(number, None)
         self._came = False
+        if self._backward == number:
+            self._leave_backward()
+
+    def _finish(self) -> None:
+        self._came = False
+        self._leave_backward()
+        self.model.sharder.add_up(self.number)
+
+    def _leave_backward(self) -> None:
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call.start_over()  # a retained graph may be gone through again
         if calls:
             for unit in reversed((*self.needs, self)):
                 self.model.sharder.leave(unit.number, "backward")
-        for call in calls:
-            call.start_over()  # a retained graph may be gone through again
-        self.model.sharder.add_up(self.number)
 
     # Held.
 

@@ -6,7 +6,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -17,13 +17,14 @@ from torch import nn
 
 from tenure import _C
 from tenure.errors import InputError
+from tenure.sharding.backwards import Backwards, current_backward
 from tenure.sharding.changes import Arrivals, Memory
 from tenure.sharding.choosing import Choice, check, device_of
 from tenure.sharding.gradients import Group, Piece, accumulate
 from tenure.sharding.identity import identify, identity_of
 from tenure.sharding.meeting import require_same
 from tenure.sharding.optimizer_state import OptimizerState
-from tenure.sharding.passing import Unit, current_backward
+from tenure.sharding.passing import Unit, has_ended
 from tenure.sharding.replacing import alike, replace
 
 __all__ = ["Ahead", "Compiled", "Sharded"]
@@ -77,7 +78,7 @@ class Sharded(OptimizerState):
         self._warned: set[str] = set()  # warnings
         self._depth = 0
         self._outermost: FrameType | None = None  # which runs the module that began the pass
-        self._backwards: dict[int, _C.Course] = {}  # those that run
+        self._backwards = Backwards()
         # By unit and flat.
         self._pieces: list[list[list[nn.Parameter]]] = []
         self._trained: list[list[list[bool]]] = []
@@ -240,9 +241,9 @@ class Sharded(OptimizerState):
         except BaseException:
             self.held = False
             self.sharder.drop_hold()
-            self.sharder.drop_gradients()
             for unit in self._living():
                 unit.drop_gradients()
+            self.sharder.drop_gradients()
             raise
 
     def _end_hold(self) -> None:
@@ -300,7 +301,9 @@ class Sharded(OptimizerState):
             running: The frame that runs as long as the module does.
         """
         self._recover()
-        if self._depth == 0 and current_backward() == -1 and not self.held:
+        if current_backward() != -1:
+            self._give_up_failed()
+        elif self._depth == 0 and not self.held:
             self._outermost = running
             self._prepare()
             self.sharder.begin_pass()
@@ -308,7 +311,7 @@ class Sharded(OptimizerState):
 
     def _recover(self) -> None:
         """Torch calls no hook for what ends a module without being an Exception: Ctrl-C."""
-        if self._depth > 0 and self._outermost is not None and _has_ended(self._outermost):
+        if self._depth > 0 and self._outermost is not None and has_ended(self._outermost):
             self._depth = 0
             for unit in self._living():
                 unit.forget()
@@ -321,9 +324,9 @@ class Sharded(OptimizerState):
         self._follow_freezing()
         if self._backwards:  # one that has never ended
             self._backwards.clear()
-            self.sharder.drop_gradients()
             for unit in self._living():
                 unit.forget()
+            self.sharder.drop_gradients()
 
     def _living(self) -> list[Unit]:
         return [unit for one in self._units if (unit := one()) is not None]
@@ -352,20 +355,29 @@ class Sharded(OptimizerState):
 
     def backward_runs(self) -> _C.Course:
         """What the backward that runs will do; asked at first, its end is told, too."""
-        number = current_backward()
-        course = self._backwards.get(number)
-        if course is None:
-            course = self._backwards[number] = _C.Course()
-            torch.autograd.Variable._execution_engine.queue_callback(
-                lambda: self._backward_ended(number)
-            )
-        return course
+        self._give_up_failed()
+        return self._backwards.course(self._backward_ended)
+
+    def _give_up_failed(self) -> None:
+        """What an exception has ended leaves nothing to the backward that comes after it."""
+        failed = self._backwards.take_failed()
+        if not failed:
+            return
+        with ExitStack() as ending:  # all of it, whatever raises
+            if not self._backwards:  # or what came is a part of the one that is around it
+                if self._depth == 0:
+                    ending.callback(self.sharder.begin_pass)
+                ending.callback(self.sharder.drop_gradients)
+            for unit in self._living():
+                for number in failed:
+                    ending.callback(unit.give_up, number)
 
     def _backward_ended(self, number: int) -> None:
+        outermost = self._backwards.begin_end(number)
         for unit in self._living():
             unit.end_backward(number)
-        self._set_gradients(self.sharder.end_backward(outermost=len(self._backwards) == 1))
-        self._backwards.pop(number, None)
+        self._set_gradients(self.sharder.end_backward(outermost=outermost))
+        self._backwards.over(number)
 
     def _set_gradients(self, reduced: list[_C.Reduced]) -> None:
         """The mean over ranks is the pieces' gradient."""
@@ -375,14 +387,6 @@ class Sharded(OptimizerState):
                 if came and piece.requires_grad:
                     mean = one.mean.narrow(0, piece.storage_offset(), piece.numel())
                     accumulate(piece, Piece.of(mean, self._group))
-
-
-def _has_ended(frame: FrameType) -> bool:
-    try:
-        frame.clear()
-    except RuntimeError:  # it still runs
-        return False
-    return True
 
 
 def _used_on(device: torch.device) -> int:

@@ -7,6 +7,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <stdexcept>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -46,6 +48,29 @@ std::vector<double> plain_losses(int rank, int ranks, int steps) {
     }
   }
   return out;
+}
+
+// A backward that fails in the middle, and another one with no forward between them.
+void fail_and_go_on(const Net& net, int number, bool again) {
+  auto between = at::Tensor();
+  const auto run = [&](const at::Tensor& x) {
+    auto h = x;
+    for (const auto& block : net.blocks) {
+      h = block.forward(h);
+      between = &block == &net.blocks[1] ? h : between;
+    }
+    return h.square().mean();
+  };
+  const auto other = run(batch(0, number + 1));
+  const auto loss = run(batch(0, number));
+  const auto hook = between.register_hook(
+      [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("in a backward"); });
+  TORCH_CHECK(throws([&] { loss.backward({}, /*retain_graph=*/true); }), "the hook was not called");
+  between.remove_hook(hook);
+  for (const auto& leaf : net.leaves()) {
+    leaf.mutable_grad().reset();  // a plain model has what came
+  }
+  (again ? loss : other).backward();
 }
 
 }  // namespace
@@ -122,4 +147,26 @@ void misuse_sharded(const Group& group, const Group& side, const Store& store) {
   TORCH_CHECK(throws([&] { net.loss(batch(rank, 0)); }), "a piece's other tensor is not read");
   piece.set_data(before);
   step(net, model.pieces(), rank, 0);
+}
+
+void failing_sharded(const Group& group, const Group& side, const Store& store) {
+  Model model(group, side, store);
+  const Net plain;
+  Net net;
+  net.shard(model);
+  for (int number = 0; number < 4; ++number) {
+    fail_and_go_on(net, number, number % 2 == 0);
+    fail_and_go_on(plain, number, number % 2 == 0);
+    TORCH_CHECK(model.stats().gathered_bytes == 0, "gathered after a backward");
+    std::vector<at::Tensor> gradients;
+    for (auto& piece : model.pieces()) {
+      TORCH_CHECK(piece.grad().defined(), "no gradient came");
+      gradients.push_back(std::exchange(piece.mutable_grad(), {}));
+    }
+    const auto leaves = plain.leaves();
+    model.join(gradients, [&](size_t i, const at::Tensor& whole) {
+      TORCH_CHECK(at::allclose(whole, leaves[i].grad()), model.names()[i], ": ", whole, " is not ",
+                  leaves[i].grad());
+    });
+  }
 }

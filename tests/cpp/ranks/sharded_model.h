@@ -22,3 +22,5 @@ Losses train_sharded(const Group& group, const Group& side, const Store& store);
 void release_sharded(const Group& group, const Group& side, const Store& store);
 // Exceptions, forwards without backward, retained graphs.
 void misuse_sharded(const Group& group, const Group& side, const Store& store);
+// A backward after one that has failed starts clean.
+void failing_sharded(const Group& group, const Group& side, const Store& store);

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import signal
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch import nn
 import tenure
 from probes import anonymous_bytes
 from ranks import run_ranks
-from sharded_models import Net, batch_of, loss_of
+from sharded_models import Net, average_gradients, batch_of, loss_of
 
 
 class DeliberateError(Exception):
@@ -91,6 +93,87 @@ def each_fault(rank: int, _world: int) -> None:
 
 def test_the_step_after_a_fault_starts_clean() -> None:
     run_ranks(each_fault, 2)
+
+
+def fails_and_goes_on(model: Net, rank: int, way: str) -> None:
+    """A backward that fails in the middle, and another one with no forward between them."""
+    left: list[torch.Tensor] = []
+    hooks = [one.register_forward_hook(lambda *at: left.append(at[-1])) for one in model.blocks]
+    loss = loss_of(model, batch_of(rank, 0))
+    other = loss_of(model, batch_of(rank, 1)) if way == "another loss" else loss
+    for hook in hooks:
+        hook.remove()
+    failing = left[1].register_hook(fail)
+    with pytest.raises(DeliberateError):
+        loss.backward(retain_graph=True)
+    failing.remove()
+    model.zero_grad()  # a plain model has what came
+    if way == "a part":
+        (left[0].square().sum() + left[2].detach().sum()).backward()
+    else:
+        other.backward()
+
+
+def the_backward_after_one_that_failed(rank: int, _world: int) -> None:
+    for way in ("retained", "another loss", "a part", "reentrant", "not reentrant"):
+        for resident in (0, 60):
+            torch.manual_seed(0)
+            plain = Net(recompute=way if "reentrant" in way else "")
+            sharded = tenure.shard(copy.deepcopy(plain), keep_resident=resident, timeout=20.0)
+            for model in (plain, sharded):
+                fails_and_goes_on(model, rank, way)
+            assert sharded.tenure.stats().gathered_bytes == 0, way
+            average_gradients(plain)
+            expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+            found = sharded.tenure.full_gradients()
+            assert set(found) == set(expected), way
+            for name, gradient in expected.items():
+                torch.testing.assert_close(found[name], gradient, msg=f"{way} {name}")
+
+
+def test_a_backward_after_one_that_failed_starts_clean() -> None:
+    run_ranks(the_backward_after_one_that_failed, 2)
+
+
+class Tries(nn.Module):
+    """Looks at gradients in its forward, which fails at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks[0](x)
+        for fails in (self.fails, False):
+            with torch.enable_grad():
+                at = x.detach().requires_grad_()
+                middle = self.blocks[1](at)
+                if fails:
+                    middle.register_hook(fail)
+                out = self.blocks[2](middle.tanh()).square().sum()
+            with suppress(DeliberateError):
+                (found,) = torch.autograd.grad(out, at)
+        return self.blocks[2](self.blocks[1](x + found))
+
+
+def backwards_in_a_forward(_rank: int, _world: int) -> None:
+    torch.manual_seed(0)
+    plain = Tries()
+    sharded = tenure.shard(copy.deepcopy(plain), timeout=20.0)
+    for step in range(3):
+        sharded.fails = step == 1
+        for model in (plain, sharded):
+            model(torch.ones(2, 8)).sum().backward()
+        assert sharded.tenure.stats().gathered_bytes == 0
+    average_gradients(plain)
+    found = sharded.tenure.full_gradients()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, msg=name)
+
+
+def test_a_backward_that_fails_in_a_forward_leaves_nothing() -> None:
+    run_ranks(backwards_in_a_forward, 2)
 
 
 def many_steps(rank: int, _world: int) -> list[tuple[int, int]]:
