@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from datetime import timedelta
 
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+from tenure._groups import new_group
 from tenure.errors import InputError
 from tenure.sharding.choosing import Choice
 
@@ -46,14 +46,12 @@ def ranks_of(group: dist.ProcessGroup | DeviceMesh | None) -> Ranks:
 
 
 def meeting_of(ranks: list[int], timeout: float) -> tuple[dist.ProcessGroup, c10d.Store]:
-    """A group of these ranks on the host, and a store that they alone use."""
-    side = dist.new_group(
-        ranks,
-        timeout=timedelta(seconds=timeout),
-        backend="gloo",
-        use_local_synchronization=True,
-        group_desc="tenure.shard",
-    )
+    """A group of these ranks on the host, and a store that they alone use.
+
+    Raises:
+        CollectiveError: The others do not come.
+    """
+    side = new_group(ranks, timeout, "tenure.shard")
     return side, c10d.PrefixStore(f"tenure/{side.group_name}", c10d._get_default_store())
 
 

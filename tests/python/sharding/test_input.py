@@ -165,3 +165,32 @@ def elsewhere(rank: int, _world: int) -> None:
 
 def test_a_rank_outside_the_group() -> None:
     run_ranks(elsewhere, 2)
+
+
+def in_other_groups(rank: int, world: int) -> None:
+    """Some ranks are in more groups than others, and one model has fewer ranks."""
+    some = dist.new_group([0, world - 1])
+    if rank in (0, world - 1):
+        part = tenure.shard(nn.Linear(3, 3), some, timeout=20.0)
+        part(torch.ones(3)).sum().backward()
+    model = tenure.shard(nn.Linear(3, 3), timeout=20.0)
+    model(torch.ones(3)).sum().backward()
+    assert set(model.tenure.full_gradients()) == {"weight", "bias"}
+
+
+def test_some_ranks_are_in_more_groups() -> None:
+    run_ranks(in_other_groups, 3)
+
+
+def comes_later(rank: int, _world: int) -> None:
+    model = nn.Linear(3, 3)
+    if rank == 0:
+        with pytest.raises(tenure.CollectiveError, match="rank 1 did not come within 2 s"):
+            tenure.shard(model, timeout=2.0)
+    dist.barrier()
+    tenure.shard(model, timeout=20.0)
+    model(torch.ones(3)).sum().backward()
+
+
+def test_a_rank_that_does_not_shard_is_named() -> None:
+    run_ranks(comes_later, 2)
