@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from tenure.errors import InputError
 
@@ -72,8 +73,9 @@ def choose(model: nn.Module, units: Units, keep_resident: int) -> list[Choice]:
                 first, member = known[parameter]
                 member.homes.append(home)
             else:
-                first = len(order) if parameter.numel() < keep_resident else at
                 full = f"{module_name}.{short}" if module_name else short
+                _require_shape(full, parameter)
+                first = len(order) if parameter.numel() < keep_resident else at
                 member = Member(full, parameter, [home])
                 known[parameter] = (first, member)
                 all_of_them[first].members.append(member)
@@ -153,6 +155,7 @@ def check(choices: Iterable[Choice]) -> None:
             raise InputError(
                 f"{member.name} is a DTensor (tensor parallel), which cannot be sharded further"
             )
+        _require_shape(member.name, parameter)
         if parameter.is_meta:
             raise InputError(f"{member.name} is on the meta device: give it values first")
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
@@ -162,6 +165,11 @@ def check(choices: Iterable[Choice]) -> None:
             )
         for home in member.homes:
             _check_home(member.name, home.module)
+
+
+def _require_shape(name: str, parameter: nn.Parameter) -> None:
+    if is_lazy(parameter):
+        raise InputError(f"{name} has no shape yet: run the lazy module once, then shard")
 
 
 def _check_home(name: str, module: nn.Module) -> None:

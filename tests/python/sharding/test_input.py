@@ -69,7 +69,13 @@ def refused(_rank: int, _world: int) -> None:
         tenure.shard(meta)
     with pytest.raises(tenure.InputError, match="no parameters"):
         tenure.shard(nn.ReLU())
+    with pytest.raises(tenure.InputError, match="0.weight has no shape yet"):
+        tenure.shard(nn.Sequential(nn.LazyLinear(2)))
     model = tenure.shard(Net())
+    model.late = nn.LazyLinear(2)
+    with pytest.raises(tenure.InputError, match="late.weight has no shape yet"):
+        model.tenure.adopt()
+    del model.late
     with pytest.raises(tenure.InputError, match="sharded already"):
         tenure.shard(model)
     with pytest.raises(tenure.InputError, match="sharded already"):
