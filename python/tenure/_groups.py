@@ -14,8 +14,10 @@ from tenure.errors import CollectiveError
 __all__ = ["new_group"]
 
 
-def new_group(ranks: list[int], timeout: float, who: str) -> dist.ProcessGroup:
-    """A group of these ranks on Gloo; each of them calls it, in the same order as the others.
+def new_group(
+    ranks: list[int], timeout: float, who: str, backend: str | None = "gloo"
+) -> dist.ProcessGroup:
+    """A group of these ranks; each of them calls it, in the same order as the others.
 
     `torch.distributed.new_group(use_local_synchronization=True)` names a group by how many groups
     this rank is in. Where some are in more than others, by an earlier `new_group([0])` say, each
@@ -23,25 +25,27 @@ def new_group(ranks: list[int], timeout: float, who: str) -> dist.ProcessGroup:
     ranks know: the ones that they made here before.
 
     Args:
-        ranks: Of the job, in the order of their numbers in the group; this one is among them.
+        ranks: Of the job; in the group they are in their order. This one is among them.
         timeout: Seconds to wait for the others, here and in collectives.
         who: Wants it: "tenure.shard". Groups of one are counted apart from those of another.
+        backend: None: the job's.
 
     Raises:
         CollectiveError: The others did not come in time, or cannot be reached.
     """
+    ranks = sorted(ranks)
     digest = hashlib.sha256(str(ranks).encode()).hexdigest()
     family = f"{who}/{digest[:32]}/"
     made = sum(one.startswith(family) for one in c10d._world.pg_names.values())
     name: Any = f"{family}{made}"  # which has a type of its own in newer torch
-    store = c10d._get_default_store()
+    of_job, store = c10d._world.pg_map[c10d._get_default_group()]
     _require_all(c10d.PrefixStore(f"tenure/meeting/{name}", store), ranks, timeout, who)
     try:
         group, _ = c10d._new_process_group_helper(
             len(ranks),
             ranks.index(dist.get_rank()),
             ranks,
-            dist.Backend("gloo"),
+            dist.Backend(backend or of_job),
             store,
             name,
             timeout=timedelta(seconds=timeout),

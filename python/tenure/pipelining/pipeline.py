@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from tenure import _C
+from tenure._groups import new_group
 from tenure.errors import CollectiveError, InputError
 from tenure.pipelining.microbatches import join, rows_of, split
 from tenure.pipelining.promises import Bound, PipelineStats
@@ -375,15 +375,7 @@ def _lanes(
 
 
 def _new_group(ranks: list[int], backend: str | None, timeout: float) -> dist.ProcessGroup:
-    made = dist.new_group(
-        ranks,
-        timeout=timedelta(seconds=timeout),
-        backend=backend,
-        use_local_synchronization=True,
-        group_desc="tenure.pipeline",
-    )
-    assert isinstance(made, dist.ProcessGroup)
-    return made
+    return new_group(ranks, timeout, "tenure.pipeline", backend)
 
 
 @dataclass(frozen=True)

@@ -336,3 +336,18 @@ def forked(_rank: int, _ranks: int) -> int:
 
 def test_a_forked_child_may_end_with_the_pipeline_of_its_parent() -> None:
     assert run_ranks(forked, 2) == [7, 7]
+
+
+def in_other_groups(rank: int, _ranks: int) -> None:
+    dist.new_group([0])
+    if rank == 0:
+        with pytest.raises(tenure.CollectiveError, match="rank 1 did not come within 2 s"):
+            tenure.Pipeline(Stage(), "1f1b", 8, loss=mean, timeout=2)
+    dist.barrier()
+    pipe = tenure.Pipeline(Stage(), "1f1b", 8, loss=mean, timeout=30)
+    pipe.step(torch.ones(32, 64), target=torch.ones(32, 64))
+
+
+def test_a_pipeline_of_ranks_of_which_some_are_in_more_groups() -> None:
+    """And one of ranks that did not all come leaves the next as it would have been."""
+    run_ranks(in_other_groups, 2)
