@@ -21,7 +21,7 @@ from tenure.sharding.backwards import current_backward
 if TYPE_CHECKING:
     from tenure.sharding.sharded import Sharded
 
-__all__ = ["Unit", "has_ended", "keep_out_of_graphs"]
+__all__ = ["Unit", "has_ended", "keep_out_of_graphs", "require_no_transform"]
 
 
 def _needing_grad(tree: object, depth: int = 3) -> Iterator[torch.Tensor]:
@@ -45,6 +45,17 @@ def _require_plain(gradient: torch.Tensor) -> None:
         raise InputError(
             "backward(create_graph=True): there are no gradients of gradients of a sharded "
             "model, for its parameters are released when they would be needed"
+        )
+
+
+def require_no_transform() -> None:
+    """Raises InputError in `torch.func.grad` and its like, but not in `vmap`."""
+    functorch: Any = torch._C._functorch
+    stack = functorch.get_interpreter_stack() or ()
+    if any(one.key() != functorch.TransformType.Vmap for one in stack):
+        raise InputError(
+            "torch.func transforms see other tensors than those that a sharded model gathers: use "
+            "backward() or torch.autograd.grad()"
         )
 
 

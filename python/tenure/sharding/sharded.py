@@ -24,7 +24,7 @@ from tenure.sharding.gradients import Group, Piece, accumulate
 from tenure.sharding.identity import identify, identity_of
 from tenure.sharding.meeting import require_same
 from tenure.sharding.optimizer_state import OptimizerState
-from tenure.sharding.passing import Unit, has_ended
+from tenure.sharding.passing import Unit, has_ended, require_no_transform
 from tenure.sharding.replacing import alike, replace
 
 __all__ = ["Ahead", "Compiled", "Sharded"]
@@ -318,6 +318,7 @@ class Sharded(OptimizerState):
 
     def _prepare(self) -> None:
         """A pass is about to begin."""
+        require_no_transform()
         self._arrivals.require_none()
         self._memory.require()
         self._warn_of_stuck()

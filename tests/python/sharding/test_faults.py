@@ -176,6 +176,24 @@ def test_a_backward_that_fails_in_a_forward_leaves_nothing() -> None:
     run_ranks(backwards_in_a_forward, 2)
 
 
+def transforms(rank: int, _world: int) -> None:
+    """While something is left of a backward that has failed."""
+    model = tenure.shard(Net(), timeout=20.0)
+    hook = model.blocks[1].down.register_full_backward_pre_hook(fail)
+    with pytest.raises(DeliberateError):
+        loss_of(model, batch_of(rank, 0)).backward()
+    hook.remove()
+    for transform in (torch.func.grad, torch.func.jacrev):
+        with pytest.raises(tenure.InputError, match=r"torch\.func transforms"):
+            transform(lambda x: model.blocks[0](x).sum())(torch.ones(2, 17))
+    loss_of(model, batch_of(rank, 0)).backward()
+    assert model.tenure.stats().gathered_bytes == 0
+
+
+def test_a_transform_is_refused_and_the_step_after_it_is_right() -> None:
+    run_ranks(transforms, 2)
+
+
 def many_steps(rank: int, _world: int) -> list[tuple[int, int]]:
     """Bytes of tensors, and of the process, every 50 steps."""
     torch.manual_seed(0)
