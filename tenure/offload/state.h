@@ -52,7 +52,7 @@ struct Lane {
 struct Known {
   Timeline timeline;
   uint64_t shape = 0;
-  int64_t most = 0;  // allocated at once in that step
+  int64_t most = 0;     // allocated at once in that step
   bool drifts = false;  // it was measured before, at another level
   // How often it was made for a higher level since it was measured, and at which level that was:
   // Note [Levels that drift].

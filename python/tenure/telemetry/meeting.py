@@ -114,7 +114,8 @@ def _connected(
     """This rank's group of each level it is in."""
     groups: list[Any] = []
     try:
-        options: Any = c10d.ProcessGroupGloo._Options()
+        gloo: Any = c10d.ProcessGroupGloo
+        options = gloo._Options()
         options._devices = _devices()
         options._threads = 1  # one collective at a time
         options._timeout = timedelta(seconds=timeout)
@@ -123,7 +124,7 @@ def _connected(
                 if rank in members:
                     place = c10d.PrefixStore(f"level/{number}/{members[0]}", store)
                     own = members.index(rank)
-                    groups.append(c10d.ProcessGroupGloo(place, own, len(members), options))
+                    groups.append(gloo(place, own, len(members), options))
     except RuntimeError as error:
         why = str(error).partition("\n")[0]
         raise CollectiveError(
