@@ -24,6 +24,8 @@ SCALARS = 64
 """Bytes of the last norm, say, that Gloo's thread still holds."""
 FIT = 1_750_000
 """Bytes into which a step of 16 rows of 32 tokens in two microbatches does not fit by itself."""
+SMALL_MESSAGE = 64 + 4 * (2 * 16 * 16)
+"""Bytes of one of 2 rows of 16 tokens."""
 MESSAGE = 64 + 4 * (8 * 32 * 16)
 """Bytes of one of 8 rows of 32 tokens, which is read at once, or is under way for a while."""
 SCHEDULES = ["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v", "dualpipev"]
@@ -164,10 +166,13 @@ def assert_fits(results: list[Any], rank: int, budget: int) -> None:
     assert all(one is not None and 0 < one <= budget for one in most), most
 
 
-def assert_flat(figures: list[int]) -> None:
-    """The lowest do not rise: Gloo's thread may hold what it added up last for a moment longer."""
+def assert_flat(figures: list[int], more: int = 0) -> None:
+    """The lowest do not rise: Gloo's thread may hold what it added up last for a moment longer.
+
+    A peak may have `more` where what is under way between ranks has not been read yet.
+    """
     half = len(figures) // 2
-    assert abs(min(figures[half:]) - min(figures[:half])) <= SCALARS, figures
+    assert abs(min(figures[half:]) - min(figures[:half])) <= SCALARS + more, figures
 
 
 class TestPlain:
@@ -272,8 +277,8 @@ class TestMemory:
         for reports, _, _ in (rank for results in run_each(pp, dp, every) for rank in results):
             for rank in range(len(reports[0]["ranks"])):
                 settled = [report["ranks"][rank] for report in reports[3:]]
-                for figure in ("allocated", "peak"):
-                    assert_flat([one[figure] for one in settled])
+                assert_flat([one["allocated"] for one in settled])
+                assert_flat([one["peak"] for one in settled], 4 * SMALL_MESSAGE if pp > 1 else 0)
                 for one in settled:
                     assert one["in_flight"] <= one["in_flight_bound"]
                     assert 0 < one["activations"] <= one["activations_bound"]
