@@ -18,11 +18,6 @@
 #include <set>
 
 namespace tenure::shard {
-namespace {
-
-using torch::autograd::variable_list;
-
-}  // namespace
 
 bool Unit::State::has(const at::Tensor& tensor) const {
   return tensor.defined() && tensor.has_storage() &&
@@ -45,6 +40,8 @@ std::vector<std::shared_ptr<Unit::State>> Model::State::living() const {
 }
 
 namespace {
+
+using torch::autograd::variable_list;
 
 // Hooks hold the state of a unit, which holds no graph.
 template <class State>

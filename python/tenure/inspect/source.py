@@ -90,8 +90,13 @@ def _lines(file: str, wanted: Callable[[ast.AST], bool]) -> tuple[int, ...]:
 def _sets(node: ast.Assign, name: str) -> bool:
     if isinstance(node.value, ast.Constant):  # None, which lets go
         return False
-    targets = [target for all_of in node.targets for target in _unpacked(all_of)]
-    return any(isinstance(target, ast.Attribute) and target.attr == name for target in targets)
+    return any(
+        isinstance(target, ast.Attribute) and target.attr == name for target in _targets(node)
+    )
+
+
+def _targets(node: ast.Assign) -> list[ast.expr]:
+    return [target for all_of in node.targets for target in _unpacked(all_of)]
 
 
 def _unpacked(target: ast.expr) -> list[ast.expr]:
@@ -132,8 +137,7 @@ def _adds(node: ast.AST, name: str) -> bool:
         return any(
             _is_item_of(target, name)
             or (_is_named(target, name) and any(_is_named(n, name) for n in ast.walk(node.value)))
-            for all_of in node.targets
-            for target in _unpacked(all_of)
+            for target in _targets(node)
         )
     return False
 

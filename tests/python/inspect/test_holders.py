@@ -10,7 +10,6 @@ import gc
 import heapq
 import queue
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,43 +18,21 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import leaking
 import tenure
+from leaking import STEPS, leak, words
 from tenure.inspect import holders, suspects, verdicts
 
-STEPS = 16
-Body = Callable[[int], None]
-
-
-def leak(body: Body) -> dict[str, Any]:
-    """The first suspect of a loop with this body."""
-    with tenure.watch(quiet=True) as session:
-        for step in range(STEPS):
-            body(step)
-            tenure.step()
-        verdict = session.verdict()
-    assert verdict["verdict"] == "leak", verdict["ranks"]
-    suspect: dict[str, Any] = verdict["suspects"][0]
-    return suspect
+line_with = functools.partial(leaking.line_with, __file__)
 
 
 def consume(_: object) -> None:
     """For values that are of no use."""
 
 
-def words(suspect: dict[str, Any]) -> str:
-    return " → ".join(hop["text"] for hop in verdicts.path_from_root(suspect))
-
-
 def marked(suspect: dict[str, Any]) -> str:
     (hop,) = [hop["text"] for hop in suspect["holders"][0] if hop.get("leak")]
     return str(hop)
-
-
-def line_with(text: str) -> str:
-    """The first line of this file that begins with a text."""
-    lines = Path(__file__).read_text().splitlines()
-    number = next(i for i, line in enumerate(lines, 1) if line.strip().startswith(text))
-    return f"{Path(__file__).name}:{number}"
 
 
 def step_of(model: nn.Module) -> torch.Tensor:

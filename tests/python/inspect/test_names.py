@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +12,12 @@ import pytest
 import torch
 from torch import nn
 
+import leaking
 import tenure
-from tenure.inspect import source, verdicts
+from leaking import STEPS, leak, words
+from tenure.inspect import source
 
-STEPS = 16
-Body = Callable[[int], None]
-
-
-def leak(body: Body) -> dict[str, Any]:
-    """The first suspect of a loop with this body."""
-    with tenure.watch(quiet=True) as session:
-        for step in range(STEPS):
-            body(step)
-            tenure.step()
-        verdict = session.verdict()
-    assert verdict["verdict"] == "leak", verdict["ranks"]
-    suspect: dict[str, Any] = verdict["suspects"][0]
-    return suspect
-
-
-def words(suspect: dict[str, Any]) -> str:
-    return " → ".join(hop["text"] for hop in verdicts.path_from_root(suspect))
-
-
-def line_with(text: str) -> str:
-    """The first line of this file that begins with a text."""
-    lines = Path(__file__).read_text().splitlines()
-    number = next(i for i, line in enumerate(lines, 1) if line.strip().startswith(text))
-    return f"{Path(__file__).name}:{number}"
+line_with = functools.partial(leaking.line_with, __file__)
 
 
 def remember(tensor: torch.Tensor, scale: float = 1.0, memory: list[torch.Tensor] = []) -> None:  # noqa: B006
