@@ -47,27 +47,16 @@ c10::SmallVector<at::Tensor, 2> written_by(const Operator& op, const torch::jit:
 
 }  // namespace
 
-bool State::passes(const Operator& op) {
-  if (!op.writes.empty() || mode_ == Mode::measuring) {
-    return false;
-  }
-  if (compat::in_backward()) {
-    return true;
-  }
-  std::lock_guard lock(mutex_);
-  return !call_times_.runs() && lineage_.passes(op);
-}
-
-void State::call(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
+void State::call(const Operator& op, Invocation& invocation) {
   if (!op.writes.empty()) {
-    tell_writes(op, stack);
+    tell_writes(op, invocation.arguments());
   }
   if (compat::in_backward()) {
-    op.run(keys, stack);
+    invocation.run();
   } else if (mode_ == Mode::measuring) {
-    call_profiled(op, keys, stack);
+    call_profiled(op, invocation);
   } else {
-    call_followed(op, keys, stack);
+    call_followed(op, invocation);
   }
 }
 
@@ -103,24 +92,33 @@ void State::keep_dropped(const c10::Storage& storage) {
   }
 }
 
-void State::call_followed(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
+void State::call_followed(const Operator& op, Invocation& invocation) {
   std::shared_ptr<Call> call;
+  bool passes = false;
   {
     std::lock_guard lock(mutex_);
     if (call_times_.runs()) {
       call_times_.called(lineage_.next());
+    } else {
+      passes = op.writes.empty() && lineage_.passes(op);
     }
-    call = lineage_.before(op, stack);
-    if (mode_ == Mode::planned && !lineage_.lost().empty()) {
-      mode_ = Mode::following;
+    if (!passes) {
+      call = lineage_.before(op, invocation.arguments());
+      if (mode_ == Mode::planned && !lineage_.lost().empty()) {
+        mode_ = Mode::following;
+      }
     }
   }
-  op.run(keys, stack);
+  invocation.run();
+  if (passes) {
+    return;
+  }
+  const auto& outputs = invocation.outputs();
   std::lock_guard lock(mutex_);
   if (call_times_.runs()) {
-    call_times_.made(op, stack);
+    call_times_.made(op, outputs);
   }
-  lineage_.after(op, call, stack);
+  lineage_.after(op, call, outputs);
   if (mode_ == Mode::planned && !lineage_.lost().empty()) {
     mode_ = Mode::following;
   }

@@ -144,6 +144,24 @@ std::shared_ptr<Watcher>& owner() {
   return here;
 }
 
+class Boxed final : public Invocation {
+ public:
+  Boxed(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack& stack)
+      : op_(op), keys_(keys), stack_(stack) {}
+
+  const torch::jit::Stack& arguments() override { return stack_; }
+  void run() override {
+    const c10::impl::ExcludeDispatchKeyGuard unseen(kWatcherKey);
+    op_.redispatchBoxed(keys_, &stack_);
+  }
+  const torch::jit::Stack& outputs() override { return stack_; }
+
+ private:
+  const c10::OperatorHandle& op_;
+  DispatchKeySet keys_;
+  torch::jit::Stack& stack_;
+};
+
 class Kernel final : public c10::OperatorKernel {
  public:
   explicit Kernel(const c10::OperatorHandle& op) : op_(op) {}
@@ -155,7 +173,8 @@ class Kernel final : public c10::OperatorKernel {
       op.redispatchBoxed(below, stack);
       return;
     }
-    watcher->call(op_, below, *stack);
+    Boxed boxed(op, below, *stack);
+    watcher->call(op_, boxed);
   }
 
  private:
@@ -239,11 +258,6 @@ Operator::Operator(const c10::OperatorHandle& op)
     }
     writes_if = schema.argumentIndexWithName("training");
   }
-}
-
-void Operator::run(DispatchKeySet keys, torch::jit::Stack& stack) const {
-  const c10::impl::ExcludeDispatchKeyGuard unseen(kWatcherKey);
-  handle.redispatchBoxed(keys, &stack);
 }
 
 void watch_calls(std::shared_ptr<Watcher> watcher) {

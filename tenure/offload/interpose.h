@@ -26,8 +26,6 @@ namespace tenure::offload {
 
 struct Operator {
   explicit Operator(const c10::OperatorHandle& op);
-  // Runs it, unseen by watchers.
-  void run(c10::DispatchKeySet keys, torch::jit::Stack& stack) const;
 
   c10::OperatorHandle handle;
   NameId name;
@@ -40,13 +38,28 @@ struct Operator {
   bool pure;
 };
 
+// A call of an operator that is about to be made. What is boxed costs time: only who asks pays.
+class Invocation {
+ public:
+  virtual ~Invocation() = default;
+  // The last ones on the stack; until run().
+  virtual const torch::jit::Stack& arguments() = 0;
+  // Makes it, once, unseen by watchers.
+  virtual void run() = 0;
+  // The last ones on the stack; after run().
+  virtual const torch::jit::Stack& outputs() = 0;
+
+ protected:
+  Invocation() = default;
+  Invocation(const Invocation&) = default;
+  Invocation& operator=(const Invocation&) = default;
+};
+
 class Watcher {
  public:
   virtual ~Watcher() = default;
-  // Whether the call that comes now may run unseen; then it counts as made.
-  virtual bool passes(const Operator& op) = 0;
-  // Instead of the operator: runs it with `keys`. Its arguments are the last ones on the stack.
-  virtual void call(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) = 0;
+  // Instead of the operator: runs it.
+  virtual void call(const Operator& op, Invocation& invocation) = 0;
 
  protected:
   Watcher() = default;

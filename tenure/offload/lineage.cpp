@@ -91,7 +91,9 @@ void Lineage::begin(std::shared_ptr<const Followed> followed) {
   is_lost_ = std::make_shared<bool>(false);
   values_.assign(followed_ == nullptr ? 0 : followed_->script.trace.values.size(), nullptr);
   made_ = {};
-  std::erase_if(sources_, [](const auto& known) { return known.second.expired(); });
+  std::erase_if(seen_, [](const auto& known) { return known.expired(); });
+  by_storage_.clear();
+  indexed_ = 0;
 }
 
 void Lineage::let_go() {
@@ -136,45 +138,51 @@ std::shared_ptr<Call> Lineage::before(const Operator& op, const torch::jit::Stac
   if (!followed_->fit.recorded[next_]) {
     return nullptr;
   }
-  const auto& scripted = script.calls[next_];
-  const auto tensors = tensors_of(op, stack);
-  if (!tensors || tensors->size() != scripted.tensors.size()) {
+  auto call = std::allocate_shared<Call>(FromPool<Call>(*calls_), op,
+                                         c10::Stream(c10::Stream::DEFAULT, c10::kCPU),
+                                         script.trace.calls[next_].module);
+  if (!take_arguments(*call, stack)) {
     lose(text(call_text(op.name, where().module), " was given other arguments"));
     return nullptr;
-  }
-  auto call = std::make_shared<Call>(op, current_stream(tensors->front().tensor->device()),
-                                     script.trace.calls[next_].module);
-  call->arguments.append(stack.end() - op.arguments, stack.end());
-  call->sources.reserve(tensors->size());
-  for (size_t i = 0; i < tensors->size(); ++i) {
-    const auto& [argument, element, known] = (*tensors)[i];
-    const auto& tensor = *known;
-    call->arguments[argument] = c10::IValue();
-    auto& into = call->sources.emplace_back(Source{
-        .argument = argument, .element = element, .value = nullptr, .geometry = {}, .number = {}});
-    if ((scripted.tensors[i] == kNone) != is_number(tensor)) {
-      lose(text(call_text(op.name, where().module), " was given other arguments"));
-      return nullptr;
-    }
-    if (is_number(tensor)) {
-      into.number = at::native::_local_scalar_dense_cpu(tensor);  // past modes of Python's
-      continue;
-    }
-    into.value = source(tensor, scripted.tensors[i]);
-    into.geometry = geometry_of(tensor);
-    if (into.value == nullptr) {
-      lose(text(call_text(op.name, where().module), " was given another tensor"));
-      return nullptr;
-    }
-    if (!tensor.device().is_cpu()) {
-      call->stream = current_stream(tensor.device());
-    }
   }
   return call;
 }
 
-std::shared_ptr<Value> Lineage::value_for(const at::Tensor& tensor, uint32_t value) const {
-  auto out = std::make_shared<Value>(tensor, value);
+// Whether they are those that the plan expects.
+bool Lineage::take_arguments(Call& call, const torch::jit::Stack& stack) {
+  const auto& expected = followed_->script.calls[next_].tensors;
+  const auto add_others = [&](size_t upto) {
+    const auto* arguments = stack.data() + stack.size() - call.op->arguments;
+    call.arguments.append(arguments + call.arguments.size(), arguments + upto);
+  };
+  const bool told = each_tensor(*call.op, stack, [&](const Argument& argument) {
+    const auto& [place, element, tensor] = argument;
+    const auto value = call.sources.size() < expected.size() ? expected[call.sources.size()] : kNone;
+    if (call.sources.size() >= expected.size() || (value == kNone) != is_number(tensor)) {
+      return false;
+    }
+    if (call.arguments.size() <= place) {
+      add_others(place);
+      call.arguments.emplace_back();
+    }
+    auto& into = call.sources.emplace_back(place, element);
+    if (value == kNone) {
+      into.number = at::native::_local_scalar_dense_cpu(tensor);  // past modes of Python's
+      return true;
+    }
+    into.value = source(tensor, value);
+    into.geometry = geometry_of(tensor);
+    if (!tensor.device().is_cpu()) {
+      call.stream = current_stream(tensor.device());
+    }
+    return into.value != nullptr;
+  });
+  add_others(call.op->arguments);
+  return told && call.sources.size() == expected.size();
+}
+
+std::shared_ptr<Value> Lineage::value_for(const at::Tensor& tensor, uint32_t value) {
+  auto out = std::allocate_shared<Value>(FromPool<Value>(*nodes_), tensor, value);
   out->owner = followed_->owners[value];
   out->asks = std::max(followed_->asks_of_value[value], followed_->fit.asks[value]);
   out->lost = is_lost_;
@@ -194,7 +202,7 @@ std::shared_ptr<Value> Lineage::source(const at::Tensor& tensor, uint32_t value)
   } else {
     known->kept = hold(tensor.storage(), known->owner, ScopeId::process);
   }
-  sources_.emplace(known->storage, known);
+  seen_.push_back(known);
   return known;
 }
 
@@ -243,31 +251,45 @@ void Lineage::make_value(const std::shared_ptr<Call>& call, const at::Tensor& ou
         from.value->dependents.push_back(made);
       }
     }
-    sources_.emplace(made->storage, made);
+    seen_.push_back(made);
     values_[value] = std::move(made);
   } else if (followed_->root_of_value[value] != kNone) {
     (void)source(output, value);
   }
 }
 
-bool Lineage::written(const at::Tensor& tensor) {
-  if (sources_.empty() || !is_plain(tensor)) {
-    return false;
-  }
-  const auto [first, last] = sources_.equal_range(StorageRef(tensor.storage()));
-  for (auto source = first; source != last; ++source) {
-    if (const auto value = source->second.lock()) {
-      for (const auto& weak : std::exchange(value->dependents, {})) {
-        if (const auto dependent = weak.lock()) {
-          make_for_good(*dependent);
-        }
-      }
-      value->written = true;
+// They are nobody's to be told of again.
+std::vector<std::shared_ptr<Value>> Lineage::take_values_on(const c10::Storage& storage) {
+  for (; indexed_ < seen_.size(); ++indexed_) {
+    if (const auto value = seen_[indexed_].lock(); value != nullptr && !value->written) {
+      by_storage_.emplace(value->storage, value);
     }
   }
-  const bool known = first != last;
-  sources_.erase(first, last);
-  return known;
+  std::vector<std::shared_ptr<Value>> out;
+  const auto [first, last] = by_storage_.equal_range(StorageRef(storage));
+  for (auto known = first; known != last; ++known) {
+    if (auto value = known->second.lock()) {
+      out.push_back(std::move(value));
+    }
+  }
+  by_storage_.erase(first, last);
+  return out;
+}
+
+bool Lineage::written(const at::Tensor& tensor) {
+  if (seen_.empty() || !is_plain(tensor)) {
+    return false;
+  }
+  const auto values = take_values_on(tensor.storage());
+  for (const auto& value : values) {
+    for (const auto& weak : std::exchange(value->dependents, {})) {
+      if (const auto dependent = weak.lock()) {
+        make_for_good(*dependent);
+      }
+    }
+    value->written = true;
+  }
+  return !values.empty();
 }
 
 void Lineage::make_for_good(Value& value) {
@@ -307,7 +329,7 @@ void Lineage::rest(const std::shared_ptr<SavedStorage>& entry, const at::Tensor&
   auto& known = values_[value];
   if (known == nullptr) {
     known = value_for(tensor, value);
-    sources_.emplace(known->storage, known);
+    seen_.push_back(known);
   }
   if (is_still(*known, entry->original) && known->entry == nullptr && known->call == nullptr) {
     entry->asks = known->asks;
@@ -318,9 +340,9 @@ void Lineage::rest(const std::shared_ptr<SavedStorage>& entry, const at::Tensor&
 
 int64_t Lineage::bytes_remade(c10::Device device) const {
   int64_t out = 0;
-  for (const auto& [storage, weak] : sources_) {
-    const auto value = storage.device() == device ? weak.lock() : nullptr;
-    if (value == nullptr) {
+  for (const auto& weak : seen_) {
+    const auto value = weak.lock();
+    if (value == nullptr || value->storage.device() != device) {
       continue;
     }
     for (const auto* lease : {&value->memo, &value->kept}) {

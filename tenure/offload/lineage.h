@@ -19,6 +19,7 @@
 
 #include <tenure/core/owner.h>
 #include <tenure/offload/fit_planner.h>
+#include <tenure/offload/node_pool.h>
 #include <tenure/offload/recipe.h>
 #include <tenure/offload/script.h>
 #include <tenure/offload/stats.h>
@@ -107,8 +108,10 @@ class Lineage {
   // What was made for one request, where it may not stay longer.
   using Scratch = std::unordered_map<const Value*, c10::Storage>;
 
-  std::shared_ptr<Value> value_for(const at::Tensor& tensor, uint32_t value) const;
+  bool take_arguments(Call& call, const torch::jit::Stack& stack);
+  std::shared_ptr<Value> value_for(const at::Tensor& tensor, uint32_t value);
   std::shared_ptr<Value> source(const at::Tensor& tensor, uint32_t value);
+  std::vector<std::shared_ptr<Value>> take_values_on(const c10::Storage& storage);
   void make_value(const std::shared_ptr<Call>& call, const at::Tensor& output, uint32_t place,
                   uint32_t value);
   c10::Storage ask(Value& value, bool alone, Scratch& scratch);
@@ -118,6 +121,8 @@ class Lineage {
   void make_for_good(Value& value);
 
   Shelf& shelf_;
+  NodePool::Owned calls_ = NodePool::make();
+  NodePool::Owned nodes_ = NodePool::make();  // of values
   std::shared_ptr<const Followed> followed_;
   size_t next_ = 0;       // call
   bool inside_ = false;   // one
@@ -127,9 +132,12 @@ class Lineage {
   std::vector<std::shared_ptr<Value>> values_;
   std::vector<std::pair<uint32_t, std::weak_ptr<SavedStorage>>>
       waiting_;  // for the call to be over
-  // By the storage that a write would go to: of this step, and those that are still held.
-  // One may be several values: where the profiled step had two tensors, this one may have one.
-  std::unordered_multimap<StorageRef, std::weak_ptr<Value>> sources_;
+  // Values of this step, and those that are still held.
+  std::vector<std::weak_ptr<Value>> seen_;
+  // The first of them by the storage that a write would go to; made when somebody writes. One may
+  // be several values: where the profiled step had two tensors, this one may have one.
+  std::unordered_multimap<StorageRef, std::weak_ptr<Value>> by_storage_;
+  size_t indexed_ = 0;  // of seen_
   Count made_;
 };
 

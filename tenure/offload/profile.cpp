@@ -86,10 +86,13 @@ uint32_t Profile::value_of(const c10::Storage& storage, const Version& version, 
 Profile::Before Profile::before(const Operator& op, const torch::jit::Stack& stack, size_t tick) {
   Before out;
   std::vector<c10::Device> devices;
-  const auto tensors = tensors_of(op, stack);
-  if (tensors) {
-    for (const auto& known : *tensors) {
-      const auto& tensor = *known.tensor;
+  c10::SmallVector<at::Tensor, 4> tensors;
+  const bool told = each_tensor(op, stack, [&](const Argument& argument) {
+    tensors.push_back(argument.tensor);
+    return true;
+  });
+  if (told) {
+    for (const auto& tensor : tensors) {
       if (is_number(tensor)) {
         out.tensors.push_back(kNone);
         continue;
@@ -103,7 +106,7 @@ Profile::Before Profile::before(const Operator& op, const torch::jit::Stack& sta
     }
   }
   out.stream = stream_of(devices);
-  if (tensors && op.pure && !out.inputs.empty()) {
+  if (told && op.pure && !out.inputs.empty()) {
     out.arguments.assign(stack.end() - op.arguments, stack.end());
   }
   out.first_value = static_cast<uint32_t>(script_.trace.values.size());

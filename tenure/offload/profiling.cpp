@@ -73,11 +73,11 @@ Timeline State::profiled_timeline() const {
   return out;
 }
 
-void State::call_profiled(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
+void State::call_profiled(const Operator& op, Invocation& invocation) {
   Profile::Before before;
   {
     std::lock_guard lock(mutex_);
-    before = profile_.before(op, stack, recorder_.interval());
+    before = profile_.before(op, invocation.arguments(), recorder_.interval());
     inside_call_ = true;
   }
   const bool repeats = !before.arguments.empty() && !denied_.contains({op.name, where().module});
@@ -96,13 +96,14 @@ void State::call_profiled(const Operator& op, c10::DispatchKeySet keys, torch::j
   }
   Stopwatch watch(before.stream);
   try {
-    op.run(keys, stack);
+    invocation.run();
   } catch (...) {
     std::lock_guard lock(mutex_);
     inside_call_ = false;
     throw;
   }
   const double seconds = watch.seconds();
+  const auto& outputs = invocation.outputs();
   std::optional<Profile::Proof> proof;
   if (repeats) {
     proof.emplace();
@@ -114,14 +115,14 @@ void State::call_profiled(const Operator& op, c10::DispatchKeySet keys, torch::j
       const auto beyond = recorder_.resume() - Profile::output_bytes(op, again);
       proof->scratch = static_cast<uint64_t>(std::max<int64_t>(beyond, 0));
     }
-    proof->same = Profile::same_outputs(op, stack, again);
+    proof->same = Profile::same_outputs(op, outputs, again);
     again.clear();
     std::lock_guard lock(mutex_);
     (void)recorder_.resume();
   }
   std::lock_guard lock(mutex_);
   inside_call_ = false;
-  profile_.after(op, std::move(before), stack, recorder_.interval(), where().module, seconds,
+  profile_.after(op, std::move(before), outputs, recorder_.interval(), where().module, seconds,
                  proof);
   for (const auto& [device, lane] : lanes_) {
     limit_outgoing(*lane);

@@ -2,7 +2,8 @@
 
 #include <tenure/offload/watched.h>
 
-#include <ATen/core/boxing/impl/boxing.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
 #include <ATen/ops/_log_softmax_ops.h>
 #include <ATen/ops/_softmax_backward_data_ops.h>
 #include <ATen/ops/_softmax_ops.h>
@@ -35,12 +36,61 @@
 #include <ATen/ops/threshold_backward_ops.h>
 
 #include <memory>
+#include <optional>
+#include <tuple>
 #include <utility>
 
 namespace tenure::offload {
 namespace {
 
 using c10::DispatchKeySet;
+
+template <class... Outputs>
+void push_outputs(torch::jit::Stack& stack, const std::tuple<Outputs...>& outputs) {
+  std::apply([&](const auto&... each) { torch::jit::push(stack, each...); }, outputs);
+}
+void push_outputs(torch::jit::Stack& stack, const at::Tensor& output) {
+  torch::jit::push(stack, output);
+}
+
+// Boxes what it is asked for, and calls the operator with what it was called with.
+template <class Op, class Result, class... Arguments>
+class Unboxed final : public Invocation {
+ public:
+  explicit Unboxed(DispatchKeySet keys, Arguments&&... arguments)
+      : keys_(keys), arguments_(std::forward<Arguments>(arguments)...) {}
+
+  const torch::jit::Stack& arguments() override {
+    if (stack_.empty()) {
+      stack_.reserve(sizeof...(Arguments));
+      std::apply([&](const auto&... each) { torch::jit::push(stack_, each...); }, arguments_);
+    }
+    return stack_;
+  }
+
+  void run() override {
+    stack_.clear();
+    const c10::impl::ExcludeDispatchKeyGuard unseen(kWatcherKey);
+    result_.emplace(std::apply(
+        [&](auto&&... each) { return Op::redispatch(keys_, std::forward<Arguments>(each)...); },
+        arguments_));
+  }
+
+  const torch::jit::Stack& outputs() override {
+    if (stack_.empty()) {
+      push_outputs(stack_, *result_);
+    }
+    return stack_;
+  }
+
+  Result result() { return *std::move(result_); }
+
+ private:
+  DispatchKeySet keys_;
+  std::tuple<Arguments&&...> arguments_;
+  torch::jit::Stack stack_;
+  std::optional<Result> result_;
+};
 
 template <class Op, class Schema = typename Op::schema>
 class Quick;
@@ -57,13 +107,9 @@ class Quick<Op, Result(Arguments...)> final : public c10::OperatorKernel {
     if (watcher == nullptr || below.has_any(kBeforeWatcher)) {
       return Op::redispatch(below, std::forward<Arguments>(arguments)...);
     }
-    if (watcher->passes(op_)) {
-      const c10::impl::ExcludeDispatchKeyGuard unseen(kWatcherKey);
-      return Op::redispatch(below, std::forward<Arguments>(arguments)...);
-    }
-    auto stack = c10::impl::boxArgs<Arguments...>(std::forward<Arguments>(arguments)...);
-    watcher->call(op_, below, stack);
-    return c10::impl::PopResult<Result>::call(stack);
+    Unboxed<Op, Result, Arguments...> invocation(below, std::forward<Arguments>(arguments)...);
+    watcher->call(op_, invocation);
+    return invocation.result();
   }
 
  private:

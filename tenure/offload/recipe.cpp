@@ -43,38 +43,31 @@ bool is_number(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_wrapped_number();
 }
 
-std::optional<c10::SmallVector<Argument, 4>> tensors_of(const Operator& op,
-                                                        const torch::jit::Stack& stack) {
-  c10::SmallVector<Argument, 4> out;
+bool each_tensor(const Operator& op, const torch::jit::Stack& stack,
+                 c10::function_ref<bool(const Argument&)> each) {
   const auto* arguments = stack.data() + stack.size() - op.arguments;
   for (uint32_t i = 0; i < op.arguments; ++i) {
     const auto& argument = arguments[i];
     if (argument.isTensor()) {
       const auto& tensor = argument.toTensor();
-      if (!tensor.defined()) {
-        continue;
+      if (tensor.defined() &&
+          !(can_be_told(tensor) && each({.argument = i, .element = {}, .tensor = tensor}))) {
+        return false;
       }
-      if (!can_be_told(tensor)) {
-        return std::nullopt;
-      }
-      out.push_back(
-          {.argument = i, .element = {}, .tensor = c10::MaybeOwned<at::Tensor>::borrowed(tensor)});
     } else if (argument.isTensorList()) {
-      auto list = argument.toTensorVector();
+      const auto list = argument.toTensorVector();
       for (uint32_t k = 0; k < list.size(); ++k) {
-        if (!list[k].defined() || !can_be_told(list[k])) {
-          return std::nullopt;
+        if (!list[k].defined() || !can_be_told(list[k]) ||
+            !each({.argument = i, .element = k, .tensor = list[k]})) {
+          return false;
         }
-        out.push_back({.argument = i,
-                       .element = k,
-                       .tensor = c10::MaybeOwned<at::Tensor>::owned(std::move(list[k]))});
       }
     } else if (argument.isGenerator() || argument.isObject() || argument.isStorage() ||
                has_optional_tensors(argument)) {
-      return std::nullopt;
+      return false;
     }
   }
-  return out;
+  return true;
 }
 
 const at::Tensor* output_at(const torch::jit::Stack& stack, const Operator& op, uint32_t place) {

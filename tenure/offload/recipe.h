@@ -16,7 +16,8 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/Scalar.h>
 #include <c10/core/Stream.h>
-#include <c10/util/MaybeOwned.h>
+#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <memory>
@@ -76,16 +77,16 @@ struct Call {
   c10::SmallVector<std::weak_ptr<Value>, 1> outputs;  // that are made again
 };
 
-// The tensors among the arguments, in order: plain ones and wrapped numbers, for as long as the
-// stack is not changed. Nothing, if there is something among them that cannot be told again by
-// value.
+// A tensor among the arguments: a plain one or a wrapped number.
 struct Argument {
   uint32_t argument = 0;
-  std::optional<uint32_t> element;
-  c10::MaybeOwned<at::Tensor> tensor;
+  std::optional<uint32_t> element;  // of a list
+  const at::Tensor& tensor;
 };
-std::optional<c10::SmallVector<Argument, 4>> tensors_of(const Operator& op,
-                                                        const torch::jit::Stack& stack);
+// Calls `each` with them, in order. False, if there is something among the arguments that cannot be
+// told again by value, or `each` says so.
+bool each_tensor(const Operator& op, const torch::jit::Stack& stack,
+                 c10::function_ref<bool(const Argument&)> each);
 
 bool is_number(const at::Tensor& tensor);
 

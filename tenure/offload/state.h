@@ -1,6 +1,7 @@
 // State: what a session and the tensors it saved share. Inside offload only; see session.h.
 #pragma once
 
+#include <tenure/core/lock.h>
 #include <tenure/core/meter.h>
 #include <tenure/offload/call_times.h>
 #include <tenure/offload/copier.h>
@@ -87,8 +88,7 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   at::Tensor unpack(const Saved& saved, Sharing sharing);
   void settle();
   Stats stats();
-  bool passes(const Operator& op) override;
-  void call(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) override;
+  void call(const Operator& op, Invocation& invocation) override;
   Fitted fitted();
   std::vector<Point> frontier(size_t points);
   // What it keeps alive; nothing while another thread is in the middle of something.
@@ -136,8 +136,8 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   bool keeps_profiled(const c10::Storage& storage) const;
   bool others_hold_profiled(size_t index, const StorageRef& ref) const;
   Timeline profiled_timeline() const;
-  void call_profiled(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
-  void call_followed(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
+  void call_profiled(const Operator& op, Invocation& invocation);
+  void call_followed(const Operator& op, Invocation& invocation);
   void tell_writes(const Operator& op, const torch::jit::Stack& stack);
   void keep_dropped(const c10::Storage& storage);
   void follow_ticks();
@@ -196,7 +196,7 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
 
   uint32_t process_ = fork_generation();
   bool of_cpu_;  // tensors on the CPU are moved, not those on the accelerator
-  mutable std::mutex mutex_;
+  mutable Lock mutex_;
   bool active_ = false;
   bool open_ = false;        // the step is not finished: its backward may come after end()
   std::thread::id stepper_;  // began it

@@ -20,12 +20,11 @@ namespace {
 // Writes down the names of the calls, and runs them.
 class Names final : public Watcher {
  public:
-  bool passes(const Operator& /*op*/) override { return false; }
-  void call(const Operator& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) override {
+  void call(const Operator& op, Invocation& invocation) override {
     names.emplace_back(name_of(op.name));
     pure.push_back(op.pure);
     writes.push_back(op.writes.size());
-    op.run(keys, stack);
+    invocation.run();
   }
   bool saw(std::string_view name) const { return std::ranges::find(names, name) != names.end(); }
 
