@@ -4,13 +4,13 @@
 #include <tenure/core/meter.h>
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <mutex>
-#include <unordered_map>
 #include <utility>
 
 namespace tenure {
@@ -72,7 +72,7 @@ class Blocks {
  private:
   struct Shard {
     std::mutex mutex;
-    std::unordered_map<const void*, Block> blocks;
+    ska::flat_hash_map<const void*, Block> blocks;  // no node to allocate for each birth
   };
   Shard& of(const void* data) {
     return shards_[reinterpret_cast<uintptr_t>(data) / 64 % shards_.size()];

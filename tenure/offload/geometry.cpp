@@ -29,6 +29,12 @@ Geometry geometry_of(const at::Tensor& tensor) {
           .dtype = tensor.scalar_type()};
 }
 
+bool lies_so(const at::Tensor& tensor, const Geometry& geometry) {
+  return tensor.sizes() == c10::IntArrayRef(geometry.sizes) &&
+         tensor.strides() == c10::IntArrayRef(geometry.strides) &&
+         tensor.storage_offset() == geometry.offset && tensor.scalar_type() == geometry.dtype;
+}
+
 at::Tensor tensor_on(c10::Storage storage, const Geometry& geometry) {
   const auto keys =
       c10::DispatchKeySet(c10::computeDispatchKey(geometry.dtype, c10::kStrided, storage.device()));

@@ -19,6 +19,7 @@ struct Geometry {
 };
 
 Geometry geometry_of(const at::Tensor& tensor);
+bool lies_so(const at::Tensor& tensor, const Geometry& geometry);
 
 // A plain tensor that lies so on that storage.
 at::Tensor tensor_on(c10::Storage storage, const Geometry& geometry);

@@ -18,8 +18,8 @@
 namespace tenure::offload {
 namespace {
 
-at::Tensor number_tensor(const Source& source) {
-  auto out = c10::scalar_to_tensor(source.number.value_or(c10::Scalar()));
+at::Tensor number_tensor(const c10::Scalar& number) {
+  auto out = c10::scalar_to_tensor(number);
   out.unsafeGetTensorImpl()->set_wrapped_number(true);
   return out;
 }
@@ -27,7 +27,7 @@ at::Tensor number_tensor(const Source& source) {
 // Puts it where the call takes it.
 void put(torch::jit::Stack& stack, const Source& source, at::Tensor tensor) {
   auto& argument = stack[source.argument];
-  if (!source.element) {
+  if (source.element == kNone) {
     argument = std::move(tensor);
     return;
   }
@@ -157,7 +157,8 @@ bool Lineage::take_arguments(Call& call, const torch::jit::Stack& stack) {
   };
   const bool told = each_tensor(*call.op, stack, [&](const Argument& argument) {
     const auto& [place, element, tensor] = argument;
-    const auto value = call.sources.size() < expected.size() ? expected[call.sources.size()] : kNone;
+    const auto value =
+        call.sources.size() < expected.size() ? expected[call.sources.size()] : kNone;
     if (call.sources.size() >= expected.size() || (value == kNone) != is_number(tensor)) {
       return false;
     }
@@ -167,15 +168,20 @@ bool Lineage::take_arguments(Call& call, const torch::jit::Stack& stack) {
     }
     auto& into = call.sources.emplace_back(place, element);
     if (value == kNone) {
-      into.number = at::native::_local_scalar_dense_cpu(tensor);  // past modes of Python's
+      call.arguments[place] = at::native::_local_scalar_dense_cpu(tensor);  // past Python's modes
       return true;
     }
     into.value = source(tensor, value);
-    into.geometry = geometry_of(tensor);
+    if (into.value == nullptr) {
+      return false;
+    }
+    if (!lies_so(tensor, into.value->geometry)) {
+      into.geometry = std::make_unique<Geometry>(geometry_of(tensor));
+    }
     if (!tensor.device().is_cpu()) {
       call.stream = current_stream(tensor.device());
     }
-    return into.value != nullptr;
+    return true;
   });
   add_others(call.op->arguments);
   return told && call.sources.size() == expected.size();
@@ -431,14 +437,15 @@ c10::Storage Lineage::make(Value& value, bool alone, Scratch& scratch) {
   torch::jit::Stack stack(call->arguments.begin(), call->arguments.end());
   for (const auto& source : call->sources) {
     if (source.value == nullptr) {
-      put(stack, source, number_tensor(source));
+      put(stack, source, number_tensor(stack[source.argument].toScalar()));
       continue;
     }
     auto known = inputs.find(source.value.get());
     if (known == inputs.end()) {
       known = inputs.emplace(source.value.get(), ask(*source.value, alone, scratch)).first;
     }
-    put(stack, source, tensor_on(known->second, source.geometry));
+    put(stack, source,
+        tensor_on(known->second, source.geometry ? *source.geometry : source.value->geometry));
   }
   const c10::OptionalStreamGuard guard(
       call->stream.device().is_cpu() ? std::nullopt : std::optional(call->stream));

@@ -1,6 +1,7 @@
 // NodePool: memory for nodes of one size, of which a step takes thousands and backward gives all
 // back. Each costs a few instructions, where malloc has to look for room by then. What a pool has
-// taken of the system it has until its owner and the last node are gone.
+// taken of the system it has until its owner and the last node are gone. Nodes of a step fill more
+// than the nearest cache: the next one is fetched while the last one is used.
 //
 // One thread at a time takes, any thread gives back, also after the owner is gone.
 #pragma once
@@ -34,7 +35,11 @@ class NodePool {
       grow(bytes);
     }
     references_.fetch_add(1, std::memory_order_relaxed);
-    return std::exchange(free_, free_->next);
+    auto* out = std::exchange(free_, free_->next);
+    for (size_t i = 0; i < bytes && free_ != nullptr; i += kLine) {
+      __builtin_prefetch(reinterpret_cast<std::byte*>(free_) + i, 1);
+    }
+    return out;
   }
 
   void give(void* node) noexcept {
@@ -47,6 +52,7 @@ class NodePool {
 
  private:
   static constexpr size_t kNodes = 64;  // of a block
+  static constexpr size_t kLine = 64;   // bytes, of the processor's cache
 
   struct Node {
     Node* next = nullptr;

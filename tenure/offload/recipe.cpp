@@ -50,14 +50,13 @@ bool each_tensor(const Operator& op, const torch::jit::Stack& stack,
     const auto& argument = arguments[i];
     if (argument.isTensor()) {
       const auto& tensor = argument.toTensor();
-      if (tensor.defined() &&
-          !(can_be_told(tensor) && each({.argument = i, .element = {}, .tensor = tensor}))) {
+      if (tensor.defined() && !(can_be_told(tensor) && each({.argument = i, .tensor = tensor}))) {
         return false;
       }
     } else if (argument.isTensorList()) {
       const auto list = argument.toTensorVector();
       for (uint32_t k = 0; k < list.size(); ++k) {
-        if (!list[k].defined() || !can_be_told(list[k]) ||
+        if (!list[k].defined() || is_number(list[k]) || !can_be_told(list[k]) ||
             !each({.argument = i, .element = k, .tensor = list[k]})) {
           return false;
         }

@@ -12,9 +12,9 @@
 #include <tenure/offload/geometry.h>
 #include <tenure/offload/interpose.h>
 #include <tenure/offload/saved.h>
+#include <tenure/offload/trace.h>
 
 #include <ATen/core/ivalue.h>
-#include <c10/core/Scalar.h>
 #include <c10/core/Stream.h>
 #include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
@@ -45,7 +45,7 @@ struct Value {
   std::shared_ptr<const bool> lost;  // shared with all of its step: it did not follow its plan
   std::shared_ptr<Call> call;        // that makes it again; null: it is held
   uint32_t output = 0;               // of that call
-  Geometry geometry;                 // of the output
+  Geometry geometry;                 // of the output, or of the tensor on which it was first seen
 
   std::shared_ptr<SavedStorage> entry;  // held as what autograd saves is,
   Lease kept;                           // or on the device
@@ -58,10 +58,9 @@ struct Value {
 // An argument of a call that was a tensor.
 struct Source {
   uint32_t argument = 0;
-  std::optional<uint32_t> element;    // of a list
-  std::shared_ptr<Value> value;       // null: a number
-  Geometry geometry;                  // of the tensor on it
-  std::optional<c10::Scalar> number;  // that torch had wrapped into a tensor
+  uint32_t element = kNone;            // of a list
+  std::shared_ptr<Value> value;        // null: a number that torch had wrapped into a tensor
+  std::unique_ptr<Geometry> geometry;  // of the tensor on it, where it is not the value's own
 };
 
 // A call of an operator, to be repeated.
@@ -72,15 +71,15 @@ struct Call {
   NameId module;
   c10::Stream stream;
   // In place: one is made for each call that is recorded.
-  c10::SmallVector<c10::IValue, 6> arguments;  // empty where a source comes
+  c10::SmallVector<c10::IValue, 6> arguments;  // nothing where a source comes, or the number
   c10::SmallVector<Source, 2> sources;
   c10::SmallVector<std::weak_ptr<Value>, 1> outputs;  // that are made again
 };
 
-// A tensor among the arguments: a plain one or a wrapped number.
+// A tensor among the arguments: a plain one or, but in a list, a wrapped number.
 struct Argument {
   uint32_t argument = 0;
-  std::optional<uint32_t> element;  // of a list
+  uint32_t element = kNone;  // of a list
   const at::Tensor& tensor;
 };
 // Calls `each` with them, in order. False, if there is something among the arguments that cannot be
