@@ -9,6 +9,7 @@
 #include <tenure/inspect/graph.h>
 #include <tenure/inspect/observer.h>
 
+#include <ATen/SequenceNumber.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
@@ -180,20 +181,24 @@ class References {
     return out;
   }
 
-  // The autograd nodes that hand gradients to a leaf, the oldest first.
-  std::vector<uint32_t> users_of(const at::Tensor& leaf) const {
+  // The autograd nodes that hand gradients to a leaf, the oldest first, each with how many nodes
+  // its thread had made before it.
+  std::vector<std::pair<uint32_t, uint64_t>> users_of(const at::Tensor& leaf) const {
     const auto accumulator = accumulator_of(leaf);
     const auto& graph = all().graph();
     const auto at = accumulator ? graph.find(accumulator.get()) : Graph::kNone;
     if (at == Graph::kNone) {
       return {};
     }
-    auto found = graph.referring_to(at);
-    std::erase_if(found, [&](uint32_t from) { return graph.kind(from) != NodeKind::autograd; });
-    std::ranges::sort(found, {}, [&](uint32_t node) {
-      return static_cast<const torch::autograd::Node*>(graph.object(node))->sequence_nr();
-    });
-    return found;
+    std::vector<std::pair<uint32_t, uint64_t>> out;
+    for (const auto from : graph.referring_to(at)) {
+      if (graph.kind(from) == NodeKind::autograd) {
+        const auto* node = static_cast<const torch::autograd::Node*>(graph.object(from));
+        out.emplace_back(from, node->sequence_nr());
+      }
+    }
+    std::ranges::stable_sort(out, {}, &std::pair<uint32_t, uint64_t>::second);
+    return out;
   }
 
   // All nodes of autograd that are alive.
@@ -360,6 +365,8 @@ void bind_references(py::module_& m) {
         return out;
       },
       py::arg("leaves"));
+  // How many autograd nodes the calling thread has made.
+  m.def("nodes_made", &at::sequence_number::peek);
   // The gradients of tensors, None where there is none, or nothing at all while another thread may
   // free them: see Note [When another thread rests]. `engine` is the file that tells.
   m.def(

@@ -5,10 +5,15 @@ each use of it. So the number of references to that node tells how many graphs a
 looking at any of them: one or none between the steps of a healthy program, one more with each step
 where losses are kept or added up with their graphs. What ``backward()`` frees is what nodes have
 saved, not the nodes.
+
+But a program that uses a parameter more than once in a step, as a recurrent cell is for each word,
+has as many references with one graph, and ever more of them where its sequences get longer. So
+before anyone is accused, the nodes themselves are asked in which steps they were made.
 """
 
 from __future__ import annotations
 
+import bisect
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +30,7 @@ _LEAST_PACE = 0.2  # more of them a step
 _FEWEST_STEPS = 10  # in which none went
 _MOST_COUNTED = 512  # steps that are remembered
 _GIVEN_BACK = 0.75  # fewer than this share are left: some went
+_MANY_STEPS = 4  # that nodes come from which are kept
 
 
 @dataclass(frozen=True)
@@ -36,12 +42,24 @@ class Growing:
         uses: How many of their nodes lead there.
         per_step: How many more do so with each step.
         since: The step since which none went.
+        made: At the ends of the steps since then, how many nodes their thread had made.
     """
 
     leaf: torch.Tensor | None
     uses: int
     per_step: float
     since: int
+    made: tuple[int, ...]
+
+    def are_kept(self, nodes: Sequence[int]) -> bool:
+        """Whether these nodes were made in many steps, as they are where graphs are kept.
+
+        Args:
+            nodes: Of each, how many its thread had made before it. Of a thread other than the one
+                that ends the steps that says nothing, and they are taken to be.
+        """
+        elsewhere = self.made[0] == self.made[-1]
+        return elsewhere or len({bisect.bisect(self.made, n) for n in nodes}) >= _MANY_STEPS
 
 
 class Graphs:
@@ -51,7 +69,8 @@ class Graphs:
         """None were counted yet."""
         self._leaves: list[weakref.ref[torch.Tensor]] = []
         self._largest: weakref.ref[torch.Tensor] | None = None
-        self._counted: list[tuple[int, int]] = []  # step, uses of the leaf that has most
+        # Step, uses of the leaf that has most, nodes made.
+        self._counted: list[tuple[int, int, int]] = []
         self._most_given_back = 0
 
     def follow(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -68,7 +87,7 @@ class Graphs:
         if self._counted and most < _GIVEN_BACK * self._counted[-1][1]:
             self._most_given_back = max(self._most_given_back, self._counted[-1][1])
             self._counted.clear()
-        self._counted.append((step, most))
+        self._counted.append((step, most, _C.nodes_made()))
         if len(self._counted) > _MOST_COUNTED:
             del self._counted[1:-1:2]
         self._largest = weakref.ref(alive[uses.index(most)]) if alive else None
@@ -78,10 +97,11 @@ class Graphs:
         if not self._counted:
             return None
         since = self._counted[0][0]
-        step, now = self._counted[-1]
+        step, now, _ = self._counted[-1]
         if step - since < _FEWEST_STEPS or now < max(_FEWEST, 1.5 * self._most_given_back):
             return None
-        before, then = next(one for one in self._counted if 2 * one[0] >= since + step)
+        before, then, _ = next(one for one in self._counted if 2 * one[0] >= since + step)
         pace = (now - then) / (step - before)
         leaf = self._largest() if self._largest is not None else None
-        return Growing(leaf, now, pace, since) if pace >= _LEAST_PACE else None
+        made = tuple(made for _, _, made in self._counted)
+        return Growing(leaf, now, pace, since, made) if pace >= _LEAST_PACE else None

@@ -91,7 +91,7 @@ class Inquiry:
             return False
         self._graphs_looked_at = growing.uses
         began = time.perf_counter()
-        found = look_at_graphs(growing.leaf)
+        found = look_at_graphs(growing)
         self._looking += time.perf_counter() - began
         if found is None:
             return False

@@ -16,6 +16,7 @@ import torch
 
 from tenure import _C
 from tenure.inspect import advice, census, holders
+from tenure.inspect.graphs import Growing
 from tenure.inspect.holders import Element
 from tenure.inspect.hops import lines_that_keep
 
@@ -146,16 +147,19 @@ def _holding(references: _C.References, found: list[tuple[Any, int]], file: str)
     return holding
 
 
-def look_at_graphs(leaf: torch.Tensor) -> tuple[int, int, Holding] | None:
+def look_at_graphs(growing: Growing) -> tuple[int, int, Holding] | None:
     """What holds the graphs that lead to a leaf.
 
     Returns the origin of the storages that head them, how many of their nodes hand gradients to the
-    leaf, and the holding; None if nothing that was seen born heads them.
+    leaf, and the holding; None if nothing that was seen born heads them, or they are of one step.
     """
+    if growing.leaf is None:
+        return None
     with _C.References(holders.own_objects()) as references:
-        users = references.users_of(leaf)
-        if not users:
+        found = references.users_of(growing.leaf)
+        if not found or not growing.are_kept([made for _, made in found]):
             return None
+        users = [node for node, _ in found]
         older = users[: -max(2, len(users) // 8)] or users  # the last loss is in use
         node = older[len(older) // 2]
         head = _head(references, node)

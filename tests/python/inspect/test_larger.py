@@ -13,6 +13,7 @@ import torch, tenure
 def main():
     embed, head = torch.nn.Embedding(1000, 64), torch.nn.Linear(64, 1000)
     state, weight = torch.zeros(0, 256), torch.randn(256, 256)
+    cell = torch.nn.RNN(64, 64)
     torch.set_grad_enabled(False)
     for step in range(60):
         {body}
@@ -22,12 +23,22 @@ main()
 LONGER = {
     "logits of longer sequences": "logits = head(embed(torch.randint(0, 1000, (64 + 16 * step,))))",
     "a product of larger batches": "x = torch.randn(64 + 16 * step, 256); y = x @ x.T",
+    # One more node for each word that hands a gradient to the same weight.
+    "the graph of a recurrent cell": (
+        "torch.set_grad_enabled(True); "
+        "loss = cell(torch.randn(8 + step, 64, 64))[0].mean(); loss.backward()"
+    ),
 }
 KEPT = {
     "joined and used once": "state = torch.cat([state, torch.randn(16, 256)]); (state * 2).sum()",
     "joined and attended to": (
         "x = torch.randn(16, 256); state = torch.cat([state, x]); "
         "y = torch.softmax(x @ weight @ state.T, -1) @ state"
+    ),
+    "a sum of losses of longer sequences": (
+        "torch.set_grad_enabled(True); "
+        "loss = cell(torch.randn(8 + step, 64, 64))[0].mean(); loss.backward(); "
+        "state = state.sum() + loss"
     ),
 }
 
