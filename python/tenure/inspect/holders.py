@@ -194,7 +194,7 @@ def _out_of_object(elements: Sequence[Element], at: int) -> tuple[int, Hop | Non
         return 1, Hop("local", _local_text(owner, target))
     if isinstance(owner, types.TracebackType):
         return 1, None
-    if isinstance(owner, BaseException):
+    if isinstance(owner, BaseException) and target is not _attributes(owner):
         return 1, Hop("exception", _exception_text(owner, target))
     suspended = _frame_of(owner)
     if suspended is not None:

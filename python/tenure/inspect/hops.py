@@ -10,10 +10,19 @@ from typing import Any
 
 from tenure.inspect import source
 
-__all__ = ["Hop", "add_lines", "add_lines_of_cycle", "collapsed", "lines_that_keep", "path_text"]
+__all__ = [
+    "Hop",
+    "add_lines",
+    "add_lines_of_cycle",
+    "collapsed",
+    "first_alike",
+    "lines_that_keep",
+    "path_text",
+]
 
 _LONGEST_PERIOD = 3  # of hops that repeat
 _NAMED = 3  # hops that are asked for the line that keeps
+_EVERYWHERE = {"", "numpy", "torch"}  # packages that nearly every line uses
 
 
 @dataclass
@@ -76,9 +85,23 @@ def _length(run: tuple[int, int]) -> int:
     return period * times if times > 1 else 1
 
 
+def first_alike(hops: Sequence[Hop], at: int) -> int:
+    """The first hop of a chain that says what the hop at a place says."""
+    said = _said(hops)
+    periods = range(1, _LONGEST_PERIOD + 1)
+    period = next((p for p in periods if said[at] in said[at + p : at + p + 1]), 1)
+    while at >= period and said[at - period] == said[at]:
+        at -= period
+    return at
+
+
+def _said(hops: Iterable[Hop]) -> list[str]:
+    return [re.sub(r"\d+", "", hop.text) for hop in hops]
+
+
 def _times(hops: Sequence[Hop], at: int, period: int) -> int:
     """How often the hops at a place come again and again; 1 if it is not worth saying."""
-    said = [re.sub(r"\d+", "", hop.text) for hop in hops]
+    said = _said(hops)
     times = 1
     while said[at + times * period : at + (times + 1) * period] == said[at : at + period]:
         times += 1
@@ -95,25 +118,41 @@ def add_lines(hops: Sequence[Hop], near: str = "") -> None:
     at = next((i for i, hop in enumerate(hops) if hop.leak), None)
     if at is None:
         return
-    file, lines = lines_that_keep(hops[: at + 1], near)
+    graph = any(hop.kind == "graph" for hop in hops[at + 1 :])
+    file, lines = lines_that_keep(hops[: at + 1], near, graph=graph)
     if lines:
         hops[at].text += _kept_at(file, lines)
 
 
-def lines_that_keep(hops: Sequence[Hop], near: str = "") -> tuple[str, tuple[int, ...]]:
-    """The user's file and the lines in it that put something where the last of these hops leads."""
-    named = [i for i in reversed(range(len(hops))) if hops[i].name][:_NAMED]
+def lines_that_keep(
+    hops: Sequence[Hop], near: str = "", *, graph: bool = False
+) -> tuple[str, tuple[int, ...]]:
+    """The user's file and the lines in it that put something where the last of these hops leads.
+
+    Args:
+        hops: The beginning of a path.
+        near: A file for hops that do not know theirs.
+        graph: Whether the way goes on through a graph.
+    """
+    last: dict[str, int] = {}
+    for i in reversed(range(len(hops))):
+        last.setdefault(hops[i].name, i)
+    named = [i for name, i in last.items() if name][:_NAMED]
     for i in named:
         if any(hop.kind.endswith("cache") for hop in hops[i:]):
             break  # its text has the line
         file = _file(hops[: i + 1], near)
         # A library's container is filled by who has its name, and in no other way.
-        lines = source.lines_that_add(file, hops[i].name) if file else ()
-        if not lines and i == named[0]:
+        lines = source.lines_that_add(file, hops[i].name, graph=graph) if file else ()
+        if not lines and i == named[0] and hops[i].kind != "closure":
             lines = _lines_that_set(hops[i], file)
         if lines:
             return file, lines
-    return _given_to_a_library(hops, near)
+    file, lines = _given_to_a_library(hops, near)
+    if not lines and named and hops[named[0]].kind == "closure":
+        file = _file(hops[: named[0] + 1], near)
+        lines = _lines_that_set(hops[named[0]], file)
+    return file, lines
 
 
 def _given_to_a_library(hops: Sequence[Hop], near: str) -> tuple[str, tuple[int, ...]]:
@@ -121,10 +160,19 @@ def _given_to_a_library(hops: Sequence[Hop], near: str) -> tuple[str, tuple[int,
     at = next((i for i in reversed(range(len(hops))) if hops[i].name), 0)
     if at == 0 or hops[at].kind != "attribute" or not source.is_library(hops[at].file):
         return "", ()
-    file = hops[at - 1].file or near
-    if not hops[at - 1].name or source.is_library(file):
-        return "", ()
-    return file, source.lines_that_call(file, hops[at - 1].name)
+    owner = next((hop for hop in reversed(hops[:at]) if _is_users(hop, near)), None)
+    if owner is not None and owner.name != "self":
+        file = owner.file or near
+        lines = source.lines_that_call(file, owner.name)
+        if lines:
+            return file, lines
+    file = _file(hops, near)
+    package = source.package_of(hops[at].file)
+    return file, source.lines_that_use(file, package) if package not in _EVERYWHERE else ()
+
+
+def _is_users(hop: Hop, near: str) -> bool:
+    return bool(hop.name) and not source.is_library(hop.file or near)
 
 
 def add_lines_of_cycle(hops: Sequence[Hop], near: str) -> None:
@@ -143,11 +191,11 @@ def _file(hops: Sequence[Hop], near: str) -> str:
 
 
 def _lines_that_set(hop: Hop, file: str) -> tuple[int, ...]:
-    if not file:
+    if not file or hop.kind not in {"attribute", "closure"}:
         return ()
-    if hop.kind == "attribute":
-        return source.lines_that_set(file, hop.name) or source.lines_that_register(file)
-    return source.lines_that_register(file) if hop.kind == "closure" else ()
+    lines = source.lines_that_set(file, hop.name) if hop.kind == "attribute" else ()
+    registered = not source.is_library(hop.file) or source.package_of(hop.file) == "torch"
+    return lines or (source.lines_that_register(file) if registered else ())
 
 
 def _kept_at(file: str, lines: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from tenure import _C
 from tenure.inspect import advice, census, holders
 from tenure.inspect.graphs import Growing
 from tenure.inspect.holders import Element
-from tenure.inspect.hops import lines_that_keep
+from tenure.inspect.hops import first_alike, lines_that_keep
 
 __all__ = ["NODE_BYTES", "Holding", "look", "look_at_graphs"]
 
@@ -29,6 +29,7 @@ _ENGINE = torch.autograd.graph.__file__
 _MOST_PATHS = 3  # told for one suspect
 _MOST_LOOKED_AT = 24  # storages of one suspect
 _MOST_IDS = 32
+_MANY_FALLS = 4  # a little each before the great one: a chain, and no containers in containers
 _JOINING = {"aten::cat", "aten::stack", "aten::hstack", "aten::vstack", "aten::constant_pad_nd"}
 
 
@@ -314,11 +315,29 @@ def _mark(hops: list[holders.Hop], steps: list[int]) -> int:
         return 0
     at = _growing(steps)
     marked = next((hop for hop in hops if at in hop.elements), hops[-1])
+    link = _first_link(hops, steps)
     if steps[0] == steps[-1]:  # one storage that gets larger: who refers to it by name
         marked = next((hop for hop in reversed(hops) if hop.name), marked)
         at = marked.target
+    elif link is not None:
+        marked, at = link, link.elements[0]
     marked.leak = True
     return min(at, len(steps) - 1)
+
+
+def _first_link(hops: list[holders.Hop], steps: list[int]) -> holders.Hop | None:
+    """Where a chain of objects begins that is too short yet for `_growing` to tell.
+
+    Behind each of its links there is a step or two fewer, before the one that has the storage. The
+    last steps are not among those counted, so behind its first few there are as many.
+    """
+    falls = [i for i in range(_parting(steps)) if steps[i + 1] < steps[i]]
+    if len(falls) < _MANY_FALLS:
+        return None
+    at = next((i for i, hop in enumerate(hops) if falls[0] in hop.elements), None)
+    if at is None or hops[at].kind == "graph":
+        return None
+    return hops[first_alike(hops, at)]
 
 
 def _growing(steps: list[int]) -> int:
@@ -334,6 +353,11 @@ def _growing(steps: list[int]) -> int:
         return 0
     lost = next((i for i in range(len(steps) - 1) if steps[i + 1] < steps[0]), 0)
     parting = next((i for i in range(len(steps) - 1) if steps[i + 1] < 0.9 * steps[0]), lost)
-    if parting - lost > 6:
-        return lost
-    return max(range(len(steps) - 1), key=lambda i: (steps[i] / max(1, steps[i + 1]), -i))
+    return lost if parting - lost > 6 else _parting(steps)
+
+
+def _parting(steps: list[int]) -> int:
+    """Behind which element there is the smallest part of the steps that there are before it."""
+    return max(
+        range(len(steps) - 1), key=lambda i: (steps[i] / max(1, steps[i + 1]), -i), default=0
+    )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import logging
+import logging.handlers
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 
 import leaking
 import tenure
@@ -118,6 +122,38 @@ def test_what_is_carried_on_is_named_rather_than_what_is_made_of_it() -> None:
     assert marked["kind"] == "graph"
 
 
+class Phase:
+    def __init__(self, tensor: torch.Tensor, before: Phase | None) -> None:
+        self.weights = {"all": tensor}
+        self.before = before
+
+
+def test_a_chain_that_is_still_short_is_marked_where_it_gets_longer() -> None:
+    newest: Phase | None = None
+
+    def body(_: int) -> None:
+        nonlocal newest
+        newest = Phase(torch.zeros(4096), newest)
+
+    found = leak(body)
+    (marked,) = [hop["text"] for hop in found["holders"][0] if hop.get("leak")]
+    assert marked == f".before of Phase (kept at {line_with('self.before = before')})"
+    assert words(found).startswith("newest (")
+
+
+def test_a_chain_of_functions_is_told_with_the_line_that_makes_it_longer() -> None:
+    def wrapped(inner: Callable[[], object], tensor: torch.Tensor) -> Callable[[], object]:
+        return lambda: (inner, tensor)
+
+    outermost: Callable[[], object] = object
+
+    def body(_: int) -> None:
+        nonlocal outermost
+        outermost = wrapped(outermost, torch.zeros(4096))
+
+    assert f"(kept at {line_with('outermost = wrapped')}" in words(leak(body))
+
+
 @contextlib.contextmanager
 def padded(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     yield tensor
@@ -129,6 +165,80 @@ def test_what_a_library_keeps_is_blamed_on_the_line_that_gives_it() -> None:
         found = leak(lambda _: consume(stack.enter_context(padded(torch.zeros(4096)))))
     assert "stack (" in words(found)
     assert f"(kept at {line_with('found = leak(lambda _: consume(stack.enter')}" in words(found)
+
+
+LOGS = 'LOG.debug("%s in'
+LOG = logging.Logger("job")
+LOG.addHandler(logging.handlers.MemoryHandler(1_000_000))
+
+
+def test_a_record_that_a_handler_keeps_is_blamed_on_the_line_that_logs() -> None:
+    def body(step: int) -> None:
+        LOG.setLevel(logging.DEBUG)
+        LOG.debug("step %d of %d", 1, STEPS)
+        LOG.debug("%s in step %d", torch.zeros(4096), step)
+
+    found = leak(body)
+    assert ".buffer of MemoryHandler" in words(found)
+    assert f"(kept at {line_with(LOGS)})" in words(found)
+
+
+class Job:
+    """What a finalizer waits for."""
+
+
+def test_an_argument_of_a_finalizer_is_blamed_on_the_line_that_makes_it() -> None:
+    jobs: list[Job] = []
+
+    def body(_: int) -> None:
+        jobs.append(job := Job())
+        weakref.finalize(job, consume, torch.zeros(4096))
+
+    found = leak(body)
+    assert "._registry of finalize" in words(found)
+    assert f"(kept at {line_with('weakref.finalize(')})" in words(found)
+
+
+def test_a_hook_of_several_gradients_is_told_with_the_line_that_registers_it() -> None:
+    model = nn.Linear(4, 4)
+
+    def body(_: int) -> None:
+        tensor = torch.zeros(4096)
+        register_multi_grad_hook(list(model.parameters()), lambda _: consume(tensor))
+
+    assert line_with("register_multi_grad_hook(") in words(leak(body))
+
+
+def test_an_attribute_of_an_exception_is_none_of_its_arguments() -> None:
+    errors: list[Exception] = []
+
+    def body(_: int) -> None:
+        error = ValueError("odd")
+        error.__dict__["batch"] = torch.zeros(4096)
+        errors.append(error)
+
+    found = leak(body)
+    assert ".batch of ValueError" in words(found)
+    assert found["advice"] == ""
+
+
+def test_a_line_that_puts_less_is_not_blamed_beside_one_that_puts_more(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "history = []\n"
+        "history.append(start())\n"
+        "def step(loss):\n"
+        "    history.append(loss.item())\n"
+        "    history.append((loss.detach().cpu(), 'a', float(loss)))\n"
+        "    history.append(loss)\n"
+        "    log.info('loss %s', loss)\n"
+        "    log.info(f'loss {loss}')\n"
+        "import logging as lg\n"
+        "log = lg.getLogger(name)\n"
+    )
+    assert source.lines_that_add(str(file), "history", graph=True) == (6,)
+    assert source.lines_that_add(str(file), "history") == (5, 6)
+    assert source.lines_that_use(str(file), "logging") == (7,)
 
 
 def consume(_: object) -> None:
