@@ -123,17 +123,20 @@ def test_what_is_carried_on_is_named_rather_than_what_is_made_of_it() -> None:
 
 
 class Phase:
-    def __init__(self, tensor: torch.Tensor, before: Phase | None) -> None:
-        self.weights = {"all": tensor}
+    def __init__(self, optimizer: torch.optim.Optimizer, before: Phase | None) -> None:
+        self.optimizer = optimizer
         self.before = before
 
 
 def test_a_chain_that_is_still_short_is_marked_where_it_gets_longer() -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64))
     newest: Phase | None = None
 
     def body(_: int) -> None:
         nonlocal newest
-        newest = Phase(torch.zeros(4096), newest)
+        newest = Phase(torch.optim.Adam(model.parameters()), newest)
+        model(torch.randn(32, 64)).square().mean().backward()
+        newest.optimizer.step()
 
     found = leak(body)
     (marked,) = [hop["text"] for hop in found["holders"][0] if hop.get("leak")]
