@@ -145,7 +145,8 @@ def lines_that_keep(
         # A library's container is filled by who has its name, and in no other way.
         lines = source.lines_that_add(file, hops[i].name, graph=graph) if file else ()
         if not lines and i == named[0] and hops[i].kind != "closure":
-            lines = _lines_that_set(hops[i], file)
+            hooks = any(hop.kind == "hook" for hop in hops[i:])
+            lines = _lines_that_set(hops[i], file, hooks=hooks)
         if lines:
             return file, lines
     file, lines = _given_to_a_library(hops, near)
@@ -190,12 +191,13 @@ def _file(hops: Sequence[Hop], near: str) -> str:
     return "" if source.is_library(file) else file
 
 
-def _lines_that_set(hop: Hop, file: str) -> tuple[int, ...]:
+def _lines_that_set(hop: Hop, file: str, *, hooks: bool = False) -> tuple[int, ...]:
     if not file or hop.kind not in {"attribute", "closure"}:
         return ()
     lines = source.lines_that_set(file, hop.name) if hop.kind == "attribute" else ()
     registered = not source.is_library(hop.file) or source.package_of(hop.file) == "torch"
-    return lines or (source.lines_that_register(file) if registered else ())
+    hooks = hooks or hop.kind == "closure" or "hook" in hop.name
+    return lines or (source.lines_that_register(file, hooks=hooks) if registered else ())
 
 
 def _kept_at(file: str, lines: Sequence[int]) -> str:

@@ -113,9 +113,15 @@ def lines_that_set(file: str, name: str) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def lines_that_register(file: str) -> tuple[int, ...]:
-    """Lines such as ``self.add_module(name, layer)`` and ``register_hook(probe)``."""
-    return _lines(file, lambda node: isinstance(node, ast.Call) and _registers(node.func))
+def lines_that_register(file: str, *, hooks: bool) -> tuple[int, ...]:
+    """Lines such as ``register_hook(probe)``, or else such as ``self.add_module(name, layer)``."""
+
+    def registers(node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call) or not _registers(node.func):
+            return False
+        return ("hook" in _called(node.func)) == hooks
+
+    return _lines(file, registers)
 
 
 def _nodes(file: str) -> list[ast.AST]:
@@ -253,6 +259,8 @@ def _adds(node: ast.AST, name: str) -> bool:
     if isinstance(node, ast.AugAssign):
         return _is_named(node.target, name) or _is_item_of(node.target, name)
     if isinstance(node, ast.Assign):
+        if _is_named(node.value, name) and not any(_is_item_of(t, name) for t in _targets(node)):
+            return False  # self.optimizer = optimizer
         return any(
             _is_item_of(target, name)
             or (_is_named(target, name) and any(_is_named(n, name) for n in ast.walk(node.value)))

@@ -29,7 +29,8 @@ _ENGINE = torch.autograd.graph.__file__
 _MOST_PATHS = 3  # told for one suspect
 _MOST_LOOKED_AT = 24  # storages of one suspect
 _MOST_IDS = 32
-_MANY_FALLS = 4  # a little each before the great one: a chain, and no containers in containers
+_MOST_HOLDERS = 16  # of one thing that are asked for a line
+_MANY_FALLS = 3  # a little each before the great one: a chain, and no containers in containers
 _JOINING = {"aten::cat", "aten::stack", "aten::hstack", "aten::vstack", "aten::constant_pad_nd"}
 
 
@@ -223,6 +224,7 @@ def _path(
     mark = _mark(hops, references.labels_behind(node, group, steps))
     hops = _through_a_name(references, node, mark, hops)
     hops = _through_what_is_carried(references, node, mark, hops)
+    hops = _through_a_line(references, node, mark, hops, file)
     holders.add_lines(hops, file)
     frees = references.gone_with(node)[mark] if path else 0
     bounded = bool(path) and _has_room(path, mark)
@@ -277,6 +279,34 @@ def _through_what_is_carried(
         other = holders.retention_path([*ahead, *path[mark:]])
         marked = next((i for i, hop in enumerate(other) if len(ahead) in hop.elements), 0)
         if lines_that_keep(other[:marked])[1]:
+            other[marked].leak = True
+            found.append(other)
+    return min(found or [hops], key=len)
+
+
+def _through_a_line(
+    references: _C.References, node: int, mark: int, hops: list[holders.Hop], file: str
+) -> list[holders.Hop]:
+    """The way through another holder, if no line of the program fills the one that was found.
+
+    An optimizer that is made anew in each step has a list of all that a `ParameterList` keeps.
+    """
+    at = next((i for i, hop in enumerate(hops) if hop.leak), 0)
+    way = references.way(node)
+    told = hops[at].kind == "graph" or any(hop.kind.endswith("cache") for hop in hops)
+    if told or mark + 1 >= len(way) or lines_that_keep(hops[: at + 1], file)[1]:
+        return hops
+    _, path, *_ = references.retention(node)
+    held = way[mark + 1]
+    found = []
+    for holder in references.referring_to(held)[:_MOST_HOLDERS]:
+        reached, before, *_ = references.retention(holder)
+        if holder == way[mark] or not reached or held in references.way(holder):
+            continue
+        ahead = [*before[:-1], references.element(holder, held)]
+        other = holders.retention_path([*ahead, *path[mark + 1 :]])
+        marked = next((i for i, hop in enumerate(other) if len(ahead) - 1 in hop.elements), 0)
+        if lines_that_keep(other[: marked + 1], file)[1]:
             other[marked].leak = True
             found.append(other)
     return min(found or [hops], key=len)

@@ -212,6 +212,29 @@ def test_a_hook_of_several_gradients_is_told_with_the_line_that_registers_it() -
     assert line_with("register_multi_grad_hook(") in words(leak(body))
 
 
+class Prompts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.learned = nn.ParameterList()
+
+    def learn(self) -> None:
+        self.learned.append(torch.zeros(4096))
+
+
+def test_what_an_optimizer_of_the_moment_has_too_is_told_through_who_keeps_it() -> None:
+    prompts = Prompts()
+    momentary = None
+
+    def body(_: int) -> None:
+        nonlocal momentary
+        prompts.learn()
+        momentary = torch.optim.SGD(prompts.parameters(), lr=0.1)
+
+    found = leak(body)
+    assert ".learned of Prompts" in words(found)
+    assert f"(kept at {line_with('self.learned.append')})" in words(found)
+
+
 def test_an_attribute_of_an_exception_is_none_of_its_arguments() -> None:
     errors: list[Exception] = []
 
