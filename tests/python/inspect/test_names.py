@@ -19,7 +19,8 @@ from torch.autograd.graph import register_multi_grad_hook
 import leaking
 import tenure
 from leaking import STEPS, leak, words
-from tenure.inspect import source
+from tenure.inspect import source, suspects
+from tenure.inspect.hops import Hop
 
 line_with = functools.partial(leaking.line_with, __file__)
 
@@ -122,26 +123,13 @@ def test_what_is_carried_on_is_named_rather_than_what_is_made_of_it() -> None:
     assert marked["kind"] == "graph"
 
 
-class Phase:
-    def __init__(self, optimizer: torch.optim.Optimizer, before: Phase | None) -> None:
-        self.optimizer = optimizer
-        self.before = before
-
-
 def test_a_chain_that_is_still_short_is_marked_where_it_gets_longer() -> None:
-    model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64))
-    newest: Phase | None = None
-
-    def body(_: int) -> None:
-        nonlocal newest
-        newest = Phase(torch.optim.Adam(model.parameters()), newest)
-        model(torch.randn(32, 64)).square().mean().backward()
-        newest.optimizer.step()
-
-    found = leak(body)
-    (marked,) = [hop["text"] for hop in found["holders"][0] if hop.get("leak")]
-    assert marked == f".before of Phase (kept at {line_with('self.before = before')})"
-    assert words(found).startswith("newest (")
+    texts = ["newest (local of main)", *[".before of Phase"] * 4, ".optimizer of Phase", "tensor"]
+    hops = [Hop("attribute", text, elements=[at]) for at, text in enumerate(texts)]
+    # Steps that lie behind each: those of the last two are not counted.
+    assert suspects._mark(hops, [10, 10, 9, 8, 7, 6, 1]) == 1
+    assert [hop.text for hop in hops if hop.leak] == [".before of Phase"]
+    assert hops[1].leak
 
 
 def test_a_chain_of_functions_is_told_with_the_line_that_makes_it_longer() -> None:
