@@ -108,6 +108,11 @@ def _chosen(named: dict[str, nn.Module], units: Units) -> list[str]:
             what = repr(unit) if isinstance(unit, str) else unit.__name__
             raise InputError(f"units: no module of the model is {what}; it has {_some_of(named)}")
         found += fits
+    if not found:
+        raise InputError(
+            "units: there is none, and the model would be gathered as one; leave it out for the "
+            "elements of the model's lists"
+        )
     return [name for name in named if name in set(found)]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
+from tenure._groups import new_group
 from tenure.pipelining.pipeline import groups_of
 from tenure.training.meeting import store_of
 from tenure.training.plan import Plan
@@ -57,26 +58,18 @@ def connected(
         timeout=timeout,
     )
     try:
-        yield _groups(plan, world, device, timeout)
+        yield _groups(plan, world, device)
     finally:
         dist.destroy_process_group()
 
 
-def _groups(plan: Plan, world: World, device: torch.device, timeout: timedelta) -> Groups:
+def _groups(plan: Plan, world: World, device: torch.device) -> Groups:
     mine, column = divmod(world.rank, plan.dp)
     pipeline = [rank * plan.dp + column for rank in range(plan.pp)]
     peers = [mine * plan.dp + one for one in range(plan.dp)]
 
     def new(ranks: list[int], backend: str | None, name: str) -> dist.ProcessGroup:
-        made = dist.new_group(
-            ranks,
-            timeout=timeout,
-            backend=backend,
-            use_local_synchronization=True,
-            group_desc=f"tenure.{name}",
-        )
-        assert isinstance(made, dist.ProcessGroup)
-        return made
+        return new_group(ranks, plan.timeout, f"tenure.{name}", backend)
 
     up, down, side = groups_of(pipeline, device, plan.timeout)
     data_side = new(peers, "gloo", "data")

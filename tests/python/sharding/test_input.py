@@ -36,6 +36,8 @@ def test_there_must_be_a_group() -> None:
         ({"units": [nn.Conv2d]}, "no module of the model is Conv2d; it has Embedding"),
         ({"units": ["blocks.9"]}, "'blocks.9'"),
         ({"units": lambda _name, _module: False}, "chose no module"),
+        ({"units": []}, "units: there is none"),
+        ({"units": iter(())}, "units: there is none"),
         ({"prefetch": -1}, "prefetch"),
         ({"prefetch_bytes": -1}, "prefetch_bytes"),
         ({"timeout": 0}, "timeout"),
@@ -200,3 +202,25 @@ def comes_later(rank: int, _world: int) -> None:
 
 def test_a_rank_that_does_not_shard_is_named() -> None:
     run_ranks(comes_later, 2)
+
+
+def in_another_torch(rank: int, _world: int) -> None:
+    """Which makes groups in another way inside."""
+    from torch.distributed import distributed_c10d as c10d
+
+    made = c10d._new_process_group_helper
+
+    def helper(*given: Any, **named: Any) -> Any:
+        return made(*given, **named)
+
+    c10d._new_process_group_helper = helper
+    model = tenure.shard(nn.Linear(3, 3), timeout=20.0)
+    model(torch.ones(3)).sum().backward()
+    if rank == 0:
+        with pytest.raises(tenure.CollectiveError, match="cannot connect the ranks within 2 s"):
+            tenure.shard(nn.Linear(3, 3), timeout=2.0)
+    dist.barrier()
+
+
+def test_a_torch_with_other_names_inside() -> None:
+    run_ranks(in_another_torch, 2)
