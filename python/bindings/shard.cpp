@@ -124,6 +124,7 @@ void bind_shard(py::module_& m) {
           },
           py::arg("unit"), py::arg("flat"))
       .def("begin_pass", &shard::Sharder::begin_pass, NoGil())
+      .def("give_up_pass", &shard::Sharder::give_up_pass, NoGil())
       .def(
           "enter",
           [](shard::Sharder& self, uint32_t unit, const std::string& phase) {

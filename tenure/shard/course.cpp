@@ -46,6 +46,8 @@ bool Made::has(const Node& node) const {
   return node.thread_id() == thread && begin <= node.sequence_nr() && node.sequence_nr() < end;
 }
 
+Known::Known(const Node& one) : thread(one.thread_id()), number(one.sequence_nr()), node(&one) {}
+
 Course::Course() : backward_(torch::autograd::get_current_graph_task_id()) {
   const auto& all = *torch::autograd::get_current_graph_task_nodes_in_graph();
   nodes_.reserve(all.size());
@@ -54,9 +56,12 @@ Course::Course() : backward_(torch::autograd::get_current_graph_task_id()) {
   std::ranges::sort(nodes_, {}, number_of);
 }
 
-bool Course::runs(const Node& node) const {
-  const auto same = std::ranges::equal_range(nodes_, number_of(&node), {}, number_of);
-  return std::ranges::find(same, &node) != same.end();
+bool Course::runs(const Node& node) const { return runs(Known(node)); }
+
+bool Course::runs(const Known& known) const {
+  const auto same =
+      std::ranges::equal_range(nodes_, std::pair{known.thread, known.number}, {}, number_of);
+  return std::ranges::find(same, known.node) != same.end();
 }
 
 size_t Course::gradients(std::span<const at::Tensor> leaves) const {

@@ -33,6 +33,15 @@ struct Made {
   bool has(const torch::autograd::Node& node) const;
 };
 
+// A node that may be gone: another one may get its address, but not its number too.
+struct Known {
+  uint64_t thread = 0;
+  uint64_t number = 0;
+  const torch::autograd::Node* node = nullptr;
+
+  explicit Known(const torch::autograd::Node& one);
+};
+
 // Belongs to the backward and is of no use when that is over: the nodes are not kept alive. Any
 // thread of the backward.
 class Course {
@@ -41,6 +50,7 @@ class Course {
   Course();
 
   bool runs(const torch::autograd::Node& node) const;
+  bool runs(const Known& known) const;
   // How many of these leaves get a gradient in it.
   size_t gradients(std::span<const at::Tensor> leaves) const;
 

@@ -207,7 +207,7 @@ InUse Unit::use() const {
          [unit = state_, call, seen](const at::Tensor& tensor) {
            const auto& node = tensor.grad_fn();
            if (node && seen->insert(node.get()).second) {
-             ++call->nodes;
+             call->nodes.emplace_back(*node);
              node->add_pre_hook(std::make_unique<Before<State>>(unit, call));
              node->add_post_hook(std::make_unique<After<State>>(unit, call));
            }
@@ -273,7 +273,6 @@ Unit Model::unit(const std::string& name, const Parameters& parameters) {
       auto piece = of.piece_of(i);
       if (leaf.requires_grad()) {
         piece.requires_grad_();
-        ++unit->expected;
         torch::autograd::impl::set_post_acc_grad_hooks(
             leaf, std::make_unique<Taker<Unit::State>>(unit, flat, i));
       }

@@ -34,15 +34,16 @@ void Model::State::forget_backwards() {
   backwards.clear();
   for (const auto& unit : living()) {
     unit->open.clear();
-    unit->came = 0;
+    unit->to_come.clear();
   }
   sharder->drop_gradients();
+  sharder->give_up_pass();
 }
 
 void Model::State::give_up_failed() {
   std::vector<int> failed;
-  for (const auto& [number, lives] : backwards) {
-    if (lives.expired()) {
+  for (const auto& [number, running] : backwards) {
+    if (running.lives.expired()) {
       failed.push_back(number);
     }
   }
@@ -60,26 +61,28 @@ void Model::State::give_up_failed() {
   }
   sharder->drop_gradients();
   if (depth == 0) {
+    sharder->give_up_pass();
     sharder->begin_pass();
   }
 }
 
-void Model::State::backward_runs(const std::shared_ptr<State>& self) {
+const Course& Model::State::backward_runs(const std::shared_ptr<State>& self) {
   self->give_up_failed();
   const auto number = current_backward();
-  if (self->backwards.contains(number)) {
-    return;
+  if (const auto known = self->backwards.find(number); known != self->backwards.end()) {
+    return known->second.course;
   }
   auto lives = std::make_shared<const int>(number);
-  self->backwards.emplace(number, lives);
+  const auto& running = self->backwards.emplace(number, Running{Course(), lives}).first->second;
   torch::autograd::Engine::get_default_engine().queue_callback(
       [self, lives = std::move(lives)] { self->end_backward(*lives); });
+  return running.course;
 }
 
 void Model::State::end_backward(int number) {
   const std::lock_guard lock(mutex);
   const bool alone = backwards.size() == 1;
-  backwards[number].reset();  // until it has ended without an exception
+  backwards.at(number).lives.reset();  // until it has ended without an exception
   for (const auto& unit : living()) {
     unit->close(number);
   }
@@ -107,11 +110,13 @@ void Model::State::set_gradients(const std::vector<Reduced>& all) const {
 
 void Unit::State::before(const std::shared_ptr<Call>& call) {
   const std::lock_guard lock(model->mutex);
-  Model::State::backward_runs(model);
+  const auto& course = Model::State::backward_runs(model);
   if (call->backward != current_backward()) {
     model->sharder->require_values(number, call->values);
+    await_gradients(course);
     call->backward = current_backward();
-    call->done = 0;
+    call->left = static_cast<size_t>(
+        std::ranges::count_if(call->nodes, [&](const Known& node) { return course.runs(node); }));
     model->sharder->enter(number, Phase::backward);
     open.push_back(call);
   }
@@ -119,7 +124,11 @@ void Unit::State::before(const std::shared_ptr<Call>& call) {
 
 void Unit::State::after(const std::shared_ptr<Call>& call) {
   const std::lock_guard lock(model->mutex);
-  if (++call->done < call->nodes) {
+  if (call->left > 1) {
+    --call->left;
+    return;
+  }
+  if (std::exchange(call->left, 0) == 0) {
     return;
   }
   call->backward = -1;
@@ -131,22 +140,33 @@ void Unit::State::after(const std::shared_ptr<Call>& call) {
 
 void Unit::State::take(uint32_t flat, size_t index, const at::Tensor& gradient) {
   const std::lock_guard lock(model->mutex);
-  Model::State::backward_runs(model);
+  await_gradients(Model::State::backward_runs(model));
   model->sharder->take(number, flat, index, gradient);
-  ++came;
+  if (auto& left = to_come.at(current_backward()); left != 0) {
+    --left;
+  }
   finish();
 }
 
+void Unit::State::await_gradients(const Course& course) {
+  const auto [found, is_new] = to_come.try_emplace(current_backward());
+  if (is_new) {
+    for (const auto& flat : leaves) {
+      found->second += course.gradients(flat);
+    }
+  }
+}
+
 void Unit::State::finish() {
-  if (open.empty() && came >= expected) {
-    came = 0;
+  const auto all_came = [](const auto& one) { return one.second == 0; };
+  if (open.empty() && std::ranges::all_of(to_come, all_came)) {
     model->sharder->add_up(number);
   }
 }
 
 // A backward is over, whatever it has left out here.
 void Unit::State::close(int backward) {
-  came = 0;
+  to_come.erase(backward);
   const auto over = std::ranges::stable_partition(
       open, [&](const std::shared_ptr<Call>& call) { return call->backward != backward; });
   const std::vector<std::shared_ptr<Call>> calls(over.begin(), over.end());

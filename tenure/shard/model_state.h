@@ -2,6 +2,7 @@
 // for others.
 #pragma once
 
+#include <tenure/shard/course.h>
 #include <tenure/shard/model.h>
 #include <tenure/shard/sharder.h>
 
@@ -17,8 +18,8 @@ namespace tenure::shard {
 // One forward of a unit, and the nodes that may read its parameters in backward.
 struct Call {
   uint64_t values = 0;  // that the unit had
-  size_t nodes = 0;
-  size_t done = 0;
+  std::vector<Known> nodes;
+  size_t left = 0;    // of those that the backward runs
   int backward = -1;  // in which it is gathered
 };
 
@@ -28,14 +29,14 @@ struct Unit::State {
   std::vector<std::vector<at::Tensor>> leaves;    // the whole parameters, by flat
   std::vector<std::vector<at::Tensor>> pieces;    // by flat
   std::vector<const c10::StorageImpl*> storages;  // of the whole parameters
-  size_t expected = 0;                            // gradients
-  size_t came = 0;
-  std::vector<std::shared_ptr<Call>> open;  // gathered for a backward
+  std::map<int, size_t> to_come;                  // gradients, by backward
+  std::vector<std::shared_ptr<Call>> open;        // gathered for a backward
 
   bool has(const at::Tensor& tensor) const;
   void before(const std::shared_ptr<Call>& call);
   void after(const std::shared_ptr<Call>& call);
   void take(uint32_t flat, size_t index, const at::Tensor& gradient);
+  void await_gradients(const Course& course);
   void finish();
   void close(int backward);
 };
@@ -63,9 +64,13 @@ struct Model::State {
   std::vector<at::Tensor> pieces;
   std::vector<Place> places;  // of the pieces
   uint32_t depth = 0;
-  // Those that run, and what the engine has as long as each does: one that an exception ends is not
-  // told of in another way.
-  std::map<int, std::weak_ptr<const int>> backwards;
+  struct Running {
+    Course course;
+    // What the engine has as long as it runs: one that an exception ends is not told of in another
+    // way.
+    std::weak_ptr<const int> lives;
+  };
+  std::map<int, Running> backwards;
   std::atomic<bool> held = false;  // read by any thread that runs forward or backward
 
   std::vector<std::shared_ptr<Unit::State>> living() const;
@@ -76,7 +81,8 @@ struct Model::State {
   void forget_backwards();
   // The same, of those that an exception has ended, before another one begins.
   void give_up_failed();
-  static void backward_runs(const std::shared_ptr<State>& self);
+  // What the backward that runs will do.
+  static const Course& backward_runs(const std::shared_ptr<State>& self);
   void end_backward(int number);
   void set_gradients(const std::vector<Reduced>& all) const;
 };

@@ -161,33 +161,6 @@ void Sharder::wait(const Pending& pending, const Place& place) {
   }
 }
 
-void Sharder::begin_pass() {
-  const std::lock_guard lock(mutex_);
-  if (!held_) {
-    start_pass();
-  }
-}
-
-void Sharder::start_pass() {
-  order_.end_pass();
-  ++passes_;
-  finish_sums();
-  done_.clear();
-  coming_.clear();
-  for (uint32_t i = 0; i < units_.size(); ++i) {
-    auto& unit = units_[i];
-    if (unit.life == Life::gathering) {
-      finish_gather(unit, {i, Phase::forward});
-    }
-    if (unit.life == Life::ready) {
-      release(unit, "the begin of the next pass");
-    }
-    unit.users = 0;
-  }
-  needed_bytes_ = 0;
-  last_ = std::exchange(current_, {});
-}
-
 void Sharder::start_gather(Unit& unit) {
   unit.become(Life::gathering);
   unit.gather_began = ticks();
@@ -398,33 +371,6 @@ std::vector<at::Tensor> Sharder::join(uint32_t number, uint32_t index,
       return text("joining the pieces of unit '", units_[number].name, "'");
     });
   });
-}
-
-std::optional<Stats> Sharder::pass() const {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock) {
-    return std::nullopt;
-  }
-  auto out = current_;
-  out.passes = passes_;
-  out.gathered_bytes = gathered_bytes_;
-  return out;
-}
-
-Stats Sharder::stats() const {
-  const std::lock_guard lock(mutex_);
-  auto out = last_;
-  out.passes = passes_;
-  out.order_changes = order_.changes();
-  out.gathered_bytes = gathered_bytes_;
-  out.piece_bytes = 0;
-  for (const auto& unit : units_) {
-    out.units.push_back(unit.stats);
-    for (const auto& flat : unit.flats) {
-      out.piece_bytes += flat.piece_bytes();
-    }
-  }
-  return out;
 }
 
 }  // namespace tenure::shard

@@ -50,6 +50,9 @@ class Sharder {
 
   // A new pass begins: what an interrupted one left behind goes.
   void begin_pass();
+  // The pass was ended by an exception, which the program has: units go, and writes to them are not
+  // looked for, as autograd may be the one who has told of them. Before the next one begins.
+  void give_up_pass();
 
   // The unit is needed now. It is ready when this returns, until as many calls of leave(). Returns
   // which values it has: another number once its pieces were written to.

@@ -13,7 +13,7 @@ from torch.nn.modules import module as hooks
 from tenure.errors import InputError
 from tenure.sharding.choosing import Home, Member
 
-__all__ = ["Arrivals", "Memory", "refuse_moves"]
+__all__ = ["Arrivals", "Memory", "follow_freezing", "refuse_moves"]
 
 
 def refuse_moves(module: nn.Module) -> None:
@@ -54,15 +54,28 @@ class Memory:
         self._names: list[str] = []
         self._pieces: list[nn.Parameter] = []
         self._known: list[tuple[int, int]] = []
+        # By a module's parameters, which are kept without it, and its name for one.
+        self._homes: dict[tuple[int, str], tuple[dict[str, Any], str, nn.Parameter]] = {}
 
-    def watch(self, names: list[str], pieces: list[nn.Parameter]) -> None:
+    def watch(self, members: list[Member], pieces: list[nn.Parameter]) -> None:
         """These too, from now on."""
-        self._names += names
+        self._names += [member.name for member in members]
         self._pieces += pieces
         self._known += _places(pieces)
+        for member, piece in zip(members, pieces, strict=True):
+            for home in member.homes:
+                registered: Any = home.module._parameters
+                self._homes[id(registered), home.name] = registered, member.name, piece
 
     def require(self) -> None:
-        """Raises InputError if a piece is elsewhere: by `.data =`."""
+        """Raises InputError if a piece is elsewhere: by `.data =`, or another one in its place."""
+        for (_, short), (registered, name, piece) in self._homes.items():
+            found = registered.get(short)
+            if found is not None and found is not piece:
+                raise InputError(
+                    f"{name} has another tensor in its place, by torch.func.functional_call say, "
+                    "which the model would not compute with: a sharded model has its own only"
+                )
         now = _places(self._pieces)
         if now == self._known:
             return
@@ -73,6 +86,24 @@ class Memory:
             "tensor (`.data =`), which the model would not compute with: write into the piece "
             "itself, under torch.no_grad() with copy_()"
         )
+
+
+def follow_freezing(
+    known: list[list[bool]], pieces: list[list[nn.Parameter]], wholes: list[list[bool]]
+) -> list[list[bool]]:
+    """Which are trained, by flat: a program says it of pieces, or of what modules have.
+
+    Pieces are told what was said of the whole; where both have changed, theirs holds.
+    """
+    out = [[piece.requires_grad for piece in flat] for flat in pieces]
+    if out == known == wholes:
+        return out
+    for flat, trained in enumerate(out):
+        for index, one in enumerate(trained):
+            if one == known[flat][index] != wholes[flat][index]:
+                trained[index] = wholes[flat][index]
+                pieces[flat][index].requires_grad_(trained[index])
+    return out
 
 
 def _places(pieces: list[nn.Parameter]) -> list[tuple[int, int]]:

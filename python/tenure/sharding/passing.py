@@ -174,6 +174,13 @@ class Unit:
                 add: Any = parameter.register_post_accumulate_grad_hook
                 add(self._taker(flat, index))
 
+    def trained(self, known: list[list[bool]]) -> list[list[bool]]:
+        """The same as the parameters have it; of those that are gone as it was known."""
+        found = [list(flat) for flat in known]
+        for flat, index, parameter in self._parameters():
+            found[flat][index] = parameter.requires_grad
+        return found
+
     def install(self, module: nn.Module) -> None:
         """From now on the module's forward gathers and releases."""
         module.register_forward_pre_hook(self._before, prepend=True)

@@ -18,7 +18,7 @@ from torch import nn
 from tenure import _C
 from tenure.errors import InputError
 from tenure.sharding.backwards import Backwards, current_backward
-from tenure.sharding.changes import Arrivals, Memory
+from tenure.sharding.changes import Arrivals, Memory, follow_freezing
 from tenure.sharding.choosing import Choice, check, device_of
 from tenure.sharding.gradients import Group, Piece, accumulate
 from tenure.sharding.identity import identify, identity_of
@@ -130,7 +130,7 @@ class Sharded(OptimizerState):
             pieces.append([piece for _, piece in both])
         self._pieces.append(pieces)
         for flat, group in zip(pieces, groups, strict=True):
-            self._memory.watch([member.name for member in group], flat)
+            self._memory.watch(group, flat)
         self._trained.append([[piece.requires_grad for piece in flat] for flat in pieces])
         self._names.append([[member.name for member in group] for group in groups])
         identify(self, number, whole)
@@ -315,6 +315,8 @@ class Sharded(OptimizerState):
             self._depth = 0
             for unit in self._living():
                 unit.forget()
+            if current_backward() == -1:
+                self.sharder.give_up_pass()
 
     def _prepare(self) -> None:
         """A pass is about to begin."""
@@ -328,6 +330,7 @@ class Sharded(OptimizerState):
             for unit in self._living():
                 unit.forget()
             self.sharder.drop_gradients()
+            self.sharder.give_up_pass()
 
     def _living(self) -> list[Unit]:
         return [unit for one in self._units if (unit := one()) is not None]
@@ -345,14 +348,13 @@ class Sharded(OptimizerState):
                 warnings.warn(f"{why}, as in p.detach().clone().numpy()", stacklevel=2)
 
     def _follow_freezing(self) -> None:
-        """What a program says of pieces by `requires_grad` holds for what modules compute with."""
-        for number, flats in enumerate(self._pieces):
-            trained = [[piece.requires_grad for piece in flat] for flat in flats]
-            if trained != self._trained[number]:
-                self._trained[number] = trained
-                unit = self._units[number]()
-                if unit is not None:
-                    unit.train(trained)
+        for unit in self._living():
+            known = self._trained[unit.number]
+            asked = unit.trained(known)
+            trained = follow_freezing(known, self._pieces[unit.number], asked)
+            if not trained == known == asked:
+                self._trained[unit.number] = trained
+                unit.train(trained)
 
     def backward_runs(self) -> _C.Course:
         """What the backward that runs will do; asked at first, its end is told, too."""
@@ -368,6 +370,7 @@ class Sharded(OptimizerState):
             if not self._backwards:  # or what came is a part of the one that is around it
                 if self._depth == 0:
                     ending.callback(self.sharder.begin_pass)
+                    ending.callback(self.sharder.give_up_pass)
                 ending.callback(self.sharder.drop_gradients)
             for unit in self._living():
                 for number in failed:

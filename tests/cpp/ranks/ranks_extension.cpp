@@ -87,6 +87,8 @@ PYBIND11_MODULE(tenure_rank_cases, m) {
   m.def("release_sharded", &release_sharded, NoGil());
   m.def("misuse_sharded", &misuse_sharded, NoGil());
   m.def("failing_sharded", &failing_sharded, NoGil());
+  m.def("partly_sharded", &partly_sharded, NoGil());
+  m.def("written_in_backward", &written_in_backward, NoGil());
   m.def("held_gradients", &held_gradients, NoGil());
   m.def("held_kinds", &held_kinds, NoGil());
   m.def("held_evaluation", &held_evaluation, NoGil());

@@ -170,3 +170,55 @@ void failing_sharded(const Group& group, const Group& side, const Store& store) 
     });
   }
 }
+
+void partly_sharded(const Group& group, const Group& side, const Store& store) {
+  Model model(group, side, store);
+  Net net;
+  net.shard(model);
+  const auto& block = net.blocks[1];
+  for (int number = 0; number < 2; ++number) {
+    const auto before = model.stats().units[1].reduces;
+    const auto x = net.blocks[0].forward(batch(group->getRank(), number));
+    std::vector<at::Tensor> made;
+    {
+      const auto use = block.unit->use();
+      made = {at::linear(x, block.up), at::linear(x.mm(block.down), block.down)};
+    }
+    bool looked = false;
+    x.register_hook([&](const at::Tensor& gradient) {
+      looked = true;
+      TORCH_CHECK(throws([&] { block.up.detach().sum(); }), "gathered beyond its last node");
+      TORCH_CHECK(model.stats().units[1].reduces == before + 1, "its sum has not begun");
+      return gradient;
+    });
+    made[0].sum().backward();
+    TORCH_CHECK(looked && model.stats().gathered_bytes == 0);
+    for (const auto& piece : model.pieces()) {
+      piece.mutable_grad().reset();
+    }
+  }
+}
+
+void written_in_backward(const Group& group, const Group& side, const Store& store) {
+  Model model(group, side, store);
+  Net net;
+  net.shard(model);
+  const auto rank = group->getRank();
+  step(net, model.pieces(), rank, 0);
+  const auto& block = net.blocks[0];
+  const auto x = batch(rank, 0).requires_grad_();
+  at::Tensor between;
+  at::Tensor loss;
+  {
+    const auto use = block.unit->use();
+    between = at::linear(x, block.up);
+    loss = at::linear(at::gelu(between), block.down, block.bias).sum();
+  }
+  between.register_hook([&](const at::Tensor& gradient) {
+    const at::NoGradGuard no_grad;
+    block.up.mul_(1);
+    return gradient;
+  });
+  TORCH_CHECK(throws([&] { loss.backward(); }), "the write is not seen");
+  step(net, model.pieces(), rank, 1);  // it is told of once
+}

@@ -24,3 +24,8 @@ void release_sharded(const Group& group, const Group& side, const Store& store);
 void misuse_sharded(const Group& group, const Group& side, const Store& store);
 // A backward after one that has failed starts clean.
 void failing_sharded(const Group& group, const Group& side, const Store& store);
+// A unit goes, and its sum begins, after the last of its nodes that a backward runs, not the last
+// one.
+void partly_sharded(const Group& group, const Group& side, const Store& store);
+// What autograd tells of a write the next pass does not tell of again.
+void written_in_backward(const Group& group, const Group& side, const Store& store);

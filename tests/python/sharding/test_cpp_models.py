@@ -14,10 +14,9 @@ def all_cases(_rank: int, _world: int) -> tuple[list[float], list[float]]:
 
     side = dist.new_group(backend="gloo")
     store = c10d._get_default_store()
-    for number, case in enumerate(
-        (cases.release_sharded, cases.misuse_sharded, cases.failing_sharded)
-    ):
-        case(dist.group.WORLD, side, c10d.PrefixStore(str(number), store))
+    names = ("release_sharded", "misuse_sharded", "failing_sharded", "partly_sharded")
+    for name in (*names, "written_in_backward"):
+        getattr(cases, name)(dist.group.WORLD, side, c10d.PrefixStore(name, store))
     losses = cases.train_sharded(dist.group.WORLD, side, c10d.PrefixStore("train", store))
     return losses.plain, losses.sharded
 

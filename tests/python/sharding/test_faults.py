@@ -135,6 +135,28 @@ def test_a_backward_after_one_that_failed_starts_clean() -> None:
     run_ranks(the_backward_after_one_that_failed, 2)
 
 
+def writes_in_a_backward(rank: int, _world: int) -> None:
+    """Autograd tells of it; the next step does not once more."""
+    for resident in (0, 60):
+        model = tenure.shard(Net(), keep_resident=resident, timeout=20.0)
+
+        def write(*_: Any, model: Net = model) -> None:
+            with torch.no_grad():
+                model.blocks[1].norm.weight.mul_(1)
+                model.blocks[1].up.weight.mul_(1)
+
+        hook = model.blocks[1].down.register_full_backward_pre_hook(write)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss_of(model, batch_of(rank, 0)).backward()
+        hook.remove()
+        loss_of(model, batch_of(rank, 0)).backward()
+        assert model.tenure.stats().gathered_bytes == 0
+
+
+def test_a_write_in_a_backward_is_told_once() -> None:
+    run_ranks(writes_in_a_backward, 2)
+
+
 class Tries(nn.Module):
     """Looks at gradients in its forward, which fails at first."""
 

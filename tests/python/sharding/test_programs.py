@@ -110,6 +110,33 @@ def frozen_later(rank: int, _world: int) -> None:
     require_same_gradients(sharded, plain)
 
 
+def frozen_by_attribute(rank: int, _world: int) -> None:
+    """A module's attribute is the whole parameter, of which a program says the same."""
+    sharded, plain = both()
+    for number in range(3):
+        for model in (sharded, plain):
+            model.zero_grad()
+            model.blocks[1].up.weight.requires_grad = number != 1
+            model.frozen.weight.requires_grad_(number != 0)
+            loss_of(model, batch_of(rank, number)).backward()
+        assert sharded.frozen._parameters["weight"].requires_grad == (number != 0)
+        require_same_gradients(sharded, plain)
+        assert sharded.frozen.weight.grad is None
+
+
+def other_parameters(rank: int, _world: int) -> None:
+    """Those of a call are not what would be gathered."""
+    sharded, plain = both()
+    words = batch_of(rank, 0)[:, :-1]
+    own = dict(sharded.named_parameters())
+    with pytest.raises(tenure.InputError, match="has another tensor in its place"):
+        torch.func.functional_call(sharded, {k: v.detach() for k, v in own.items()}, (words,))
+    torch.func.functional_call(sharded, own, (words,))
+    for model in (sharded, plain):
+        loss_of(model, batch_of(rank, 0)).backward()
+    require_same_gradients(sharded, plain)
+
+
 def norms(rank: int, _world: int) -> None:
     sharded, plain = both()
     for model in (sharded, plain):
@@ -328,9 +355,9 @@ def compiled_parts(rank: int, _world: int) -> None:
 @pytest.mark.parametrize(
     "cases",
     [
-        (interrupted, experts, frozen_later, norms, penalties),
+        (interrupted, experts, frozen_later, frozen_by_attribute, norms, penalties),
         (skipped_after_no_sync, fails_after_no_sync, forgets_no_sync, low_sums, objects),
-        (refused, compiled_parts),
+        (refused, other_parameters, compiled_parts),
     ],
     ids=["values", "sums", "errors"],
 )
