@@ -103,13 +103,23 @@ def _loaded(config: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(config, str | Path):
         raise InputError(f"a configuration is a JSON file or what is in it, not {config!r}")
     try:
-        found = json.loads(Path(config).read_text())
+        found = json.loads(Path(config).read_text(), object_pairs_hook=_distinct)
     except OSError as error:
         raise InputError(f"cannot read {config}: {error.strerror}") from None
     except ValueError as error:
         raise InputError(f"{config} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise InputError(f"{config} is no configuration of DeepSpeed: it has no keys")
+    return found
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """As DeepSpeed reads a file: a key that is there twice is a mistake."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = ", ".join(dict.fromkeys(f'"{key}"' for key in keys if keys.count(key) > 1))
+        raise InputError(f"the configuration has {twice} more than once: leave one")
     return found
 
 
@@ -167,7 +177,7 @@ class _Reading:
             key: why for why, keys in _IGNORED.get(where, {}).items() for key in keys.split()
         }
         for key, value in given.items():
-            if key.startswith("_"):  # a comment, as some write them
+            if isinstance(key, str) and key.startswith("_"):  # a comment, as some write them
                 continue
             if key not in known and key not in ignored:
                 raise InputError(_unknown(where, key, [*known, *ignored]))
@@ -201,7 +211,7 @@ class _Reading:
     def _communication(self, given: Any) -> None:
         if given is None:
             return
-        if given not in _TYPES:
+        if not isinstance(given, str) or given not in _TYPES:
             raise InputError(
                 f'"communication_data_type" is one of {", ".join(_TYPES)}, not {given!r}'
             )
@@ -259,8 +269,8 @@ def _true(key: str, given: Any) -> bool:
     return given
 
 
-def _unknown(where: str, key: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
+def _unknown(where: str, key: object, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(key), known, n=1)
     hint = f'; did you mean "{near[0]}"?' if near else ""
     place = f' in "{where}"' if where else ""
     return f'DeepSpeed has no setting "{key}"{place}{hint}'

@@ -80,6 +80,9 @@ def test_what_counts(config: dict[str, Any], settings: dict[str, Any]) -> None:
     ("config", "text"),
     [
         ({}, "asks for stage None"),
+        (zero() | {"communication_data_type": ["fp16"]}, "communication_data_type"),
+        (zero() | {3: 4}, 'no setting "3"'),
+        (zero() | {"bf16": {1: 2}}, 'no setting "1" in "bf16"'),
         ({"zero_optimization": {"stage": 2}}, "asks for stage 2"),
         ({**zero(), "fp61": {}}, 'no setting "fp61"; did you mean "fp16"'),
         (zero(overlap_com=True), 'no setting "overlap_com" in "zero_optimization"; did you mean'),
@@ -99,6 +102,10 @@ def test_what_is_refused(config: dict[str, Any], text: str) -> None:
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(tenure.InputError, match="No such file"):
         from_deepspeed(tmp_path / "none.json")
+    twice = tmp_path / "twice.json"
+    twice.write_text('{"zero_optimization": {"stage": 3, "stage": 2}}')
+    with pytest.raises(tenure.InputError, match='"stage" more than once'):
+        from_deepspeed(twice)
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(tenure.InputError, match="is not JSON"):
         from_deepspeed(str(tmp_path / "bad.json"))
