@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+from tenure import _C
 from tenure._groups import new_group
 from tenure.errors import InputError
 from tenure.sharding.choosing import Choice
 
-__all__ = ["Ranks", "meeting_of", "ranks_of", "require_same"]
+__all__ = ["Ranks", "least_left", "meeting_of", "ranks_of", "require_same"]
 
 
 @dataclass(frozen=True)
@@ -72,3 +74,12 @@ def require_same(choices: list[Choice], how: str, side: dist.ProcessGroup) -> No
             f"the model or the settings on rank {', '.join(others)} are not those of rank 0: "
             "names, shapes, dtypes and units must be the same everywhere"
         )
+
+
+def least_left(memory: int, device: torch.device, side: dist.ProcessGroup) -> int:
+    """Bytes of `memory` that the rank which has least left still has. A collective."""
+    on_host = device.type == "cpu"
+    used = _C.sample().process.rss if on_host else torch.accelerator.memory_allocated(device)
+    most = torch.tensor(used)
+    dist.all_reduce(most, dist.ReduceOp.MAX, group=side)
+    return max(memory - int(most), 0)

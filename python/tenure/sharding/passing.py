@@ -249,6 +249,12 @@ class Unit:
             leaves = [parameter for _, _, parameter in self._parameters()]
             self._to_come[number] = course.gradients(leaves)
 
+    def hand_over(self, gradients: int) -> None:
+        """So many are given by a compiled graph that the backward has come to, not by autograd."""
+        number = current_backward()
+        if number in self._to_come:
+            self._to_come[number] -= gradients
+
     def _taker(self, flat: int, index: int) -> Callable[[torch.Tensor], None]:
         weak = weakref.ref(self)  # a compiled graph has the parameter, and may outlive the model
 

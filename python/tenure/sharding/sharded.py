@@ -22,7 +22,7 @@ from tenure.sharding.changes import Arrivals, Memory, follow_freezing
 from tenure.sharding.choosing import Choice, check, device_of
 from tenure.sharding.gradients import Group, Piece, accumulate
 from tenure.sharding.identity import identify, identity_of
-from tenure.sharding.meeting import require_same
+from tenure.sharding.meeting import least_left, require_same
 from tenure.sharding.optimizer_state import OptimizerState
 from tenure.sharding.passing import Unit, has_ended, require_no_transform
 from tenure.sharding.replacing import alike, replace
@@ -280,10 +280,14 @@ class Sharded(OptimizerState):
         Asked again it says the same: ranks may compile their later graphs at different times.
         """
         if memory not in self._left:
-            used = torch.tensor(_used_on(self._group.device))
-            dist.all_reduce(used, dist.ReduceOp.MAX, group=self._side)
-            self._left[memory] = max(memory - int(used), 0)
+            self._left[memory] = least_left(memory, self._group.device, self._side)
         return self._left[memory]
+
+    def hand_over(self, unit: int, gradients: int) -> None:
+        """A compiled graph that the backward comes to gives so many of a unit's by itself."""
+        one = self._units[unit]()
+        if one is not None:
+            one.hand_over(gradients)
 
     @contextmanager
     def passing(self) -> Iterator[None]:
@@ -391,9 +395,3 @@ class Sharded(OptimizerState):
                 if came and piece.requires_grad:
                     mean = one.mean.narrow(0, piece.storage_offset(), piece.numel())
                     accumulate(piece, Piece.of(mean, self._group))
-
-
-def _used_on(device: torch.device) -> int:
-    if device.type == "cpu":
-        return _C.sample().process.rss
-    return torch.accelerator.memory_allocated(device)

@@ -164,6 +164,38 @@ def runs_in_parts(rank: int, _world: int) -> None:
     assert len(model.tenure.graphs) >= 2
 
 
+class Broken(nn.Module):
+    """A graph breaks in it, and so in whatever compiles it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.up(x)
+        torch._dynamo.graph_break()
+        return x + self.down(h.relu())
+
+
+def goes_where_it_breaks(rank: int, _world: int) -> None:
+    """A unit that a graph breaks in is gone when backward has come through it."""
+    model = tenure.shard(nn.Sequential(*(Broken() for _ in range(3))), prefetch=0)
+    plain = nn.Sequential(*(Broken() for _ in range(3)))
+    plain.load_state_dict(model.tenure.full_state_dict())
+    run = torch.compile(model, backend=backend("aot_eager"))
+    for _ in range(3):
+        for one, way in ((model, run), (plain, plain)):
+            one.zero_grad()
+            way(torch.full((2, 8), 1.0 + rank)).square().sum().backward()
+    assert model.tenure.stats().peak_gathered_bytes == max(
+        unit.bytes for unit in model.tenure.stats().units
+    )
+    average_gradients(plain)
+    whole = model.tenure.full_gradients()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(whole[name], parameter.grad, msg=name)
+
+
 def evaluates(rank: int, _world: int) -> None:
     model = tenure.shard(Net())
     run = compiled(model)
@@ -245,6 +277,7 @@ def all_cases(rank: int, world: int) -> None:
         keeps_gradients,
         starts_clean_after_faults,
         runs_in_parts,
+        goes_where_it_breaks,
         evaluates,
         lets_the_model_go,
         says_why_not,

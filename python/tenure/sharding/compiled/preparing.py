@@ -13,6 +13,7 @@ and leave it as None, so that autograd has nothing to accumulate.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -97,9 +98,13 @@ class Preparing:
 
     def watched(self, run: Compiler) -> Compiler:
         """The compiled function, told of as a pass of the model, and its backward too."""
+        gives = Counter(self.parameters[at].unit for at in self.trained)
 
         def begin_backward(_gradients: Any) -> None:
-            self._living().backward_runs()
+            model = self._living()
+            model.backward_runs()
+            for unit, gradients in gives.items():
+                model.hand_over(unit, gradients)
 
         called = {
             at - self.attributes: one
