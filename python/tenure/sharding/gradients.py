@@ -64,8 +64,17 @@ class Piece(torch.Tensor):
                 return _norm(func.__name__, *args, **kwargs)
             result = func(*args, **kwargs)
             if func is torch._amp_foreach_non_finite_check_and_unscale_:
-                _group_of(args[0]).all_reduce(args[1], dist.ReduceOp.MAX)
+                for _, group in _by_group(args[0]):
+                    group.all_reduce(args[1], dist.ReduceOp.MAX)
+            if func in _TOGETHER:
+                return _all_together(result, args[0] if args else kwargs["tensors"])
             return _still_pieces(result, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Piece:
+        """A piece of the same, in memory of its own."""
+        out = Piece.of(self.as_subclass(torch.Tensor).clone(), self.group)
+        memo[id(self)] = out
+        return out
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Saved as the plain tensor that it holds."""
@@ -90,6 +99,17 @@ def accumulate(parameter: Any, gradient: Piece) -> None:
 _OF_ONE = {torch.norm, torch.Tensor.norm, torch.linalg.vector_norm, torch.linalg.norm}
 
 
+_TOGETHER = {torch.cat, torch.concat, torch.concatenate, torch.hstack}
+
+
+def _all_together(result: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Pieces end to end have the norm of all of them, unless there is something else among them."""
+    groups = _by_group(given)
+    if len(groups) == 1 and len(groups[0][0]) == len(given):
+        return Piece.of(result, groups[0][1])
+    return result
+
+
 def _still_pieces(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What was made of pieces element by element; what was written to stays what it was."""
     given = args[0] if args else None
@@ -111,8 +131,13 @@ def _as(result: Any, piece: Any) -> Any:
     return result
 
 
-def _group_of(tensors: Sequence[torch.Tensor]) -> Group:
-    return next(tensor.group for tensor in tensors if isinstance(tensor, Piece))
+def _by_group(tensors: Sequence[torch.Tensor]) -> list[tuple[list[int], Group]]:
+    """Which of them are pieces of what, in the order in which they come: alike on all ranks."""
+    found: dict[dist.ProcessGroup, tuple[list[int], Group]] = {}
+    for i, tensor in enumerate(tensors):
+        if isinstance(tensor, Piece):
+            found.setdefault(tensor.group.ranks, ([], tensor.group))[0].append(i)
+    return list(found.values())
 
 
 def _norm(
@@ -146,24 +171,25 @@ def _foreach_norms(
 def _norms(
     tensors: list[torch.Tensor], order: float, dtype: torch.dtype | None
 ) -> list[torch.Tensor]:
-    """Of each: the pieces' with one collective for all of them."""
+    """Of each: the pieces' with one collective for all of a group."""
     local = [_local_norm(tensor, order, dtype) for tensor in tensors]
-    pieces = [i for i, tensor in enumerate(tensors) if isinstance(tensor, Piece)]
-    together = torch.stack([local[i].double() for i in pieces])
-    group = _group_of(tensors)
+    for pieces, group in _by_group(tensors):
+        together = _over_ranks(torch.stack([local[i].double() for i in pieces]), order, group)
+        for i, norm in zip(pieces, together, strict=True):
+            local[i] = norm.to(local[i].dtype)
+    return local
+
+
+def _over_ranks(norms: torch.Tensor, order: float, group: Group) -> torch.Tensor:
     if math.isinf(order):
         # What is largest says nothing of what is no number: that goes along.
-        unknown = together.isnan()
-        both = torch.stack([together.masked_fill(unknown, 0) * math.copysign(1, order), unknown])
+        unknown = norms.isnan()
+        both = torch.stack([norms.masked_fill(unknown, 0) * math.copysign(1, order), unknown])
         group.all_reduce(both, dist.ReduceOp.MAX)
-        together = (both[0] * math.copysign(1, order)).masked_fill(both[1] > 0, math.nan)
-    else:
-        together = together if order == 0 else together.pow(order)
-        group.all_reduce(together, dist.ReduceOp.SUM)
-        together = together if order == 0 else together.pow(1 / order)
-    for i, norm in zip(pieces, together, strict=True):
-        local[i] = norm.to(local[i].dtype)
-    return local
+        return (both[0] * math.copysign(1, order)).masked_fill(both[1] > 0, math.nan)
+    together = norms if order == 0 else norms.pow(order)
+    group.all_reduce(together, dist.ReduceOp.SUM)
+    return together if order == 0 else together.pow(1 / order)
 
 
 def _local_norm(tensor: torch.Tensor, order: float, dtype: torch.dtype | None) -> torch.Tensor:

@@ -12,8 +12,12 @@ from tenure.errors import InputError
 
 __all__ = ["replaced"]
 
-# They look at more than one element at a time: at rows and columns, or at products of all.
-_NOT_BY_ELEMENT = {"Adafactor", "LBFGS", "Muon", "Shampoo"}
+# They look at more than one element at a time: at rows and columns, or at sums and products of all.
+_NOT_BY_ELEMENT = {
+    *("Adafactor", "AdaFactor", "Adalomo", "CAME", "DAdaptAdam", "DAdaptLion", "DAdaptSGD"),
+    *("FusedLAMB", "GaLoreAdamW", "KFAC", "Kron", "LAMB", "LARS", "LBFGS", "Lamb", "Lars", "Muon"),
+    *("NovoGrad", "Prodigy", "SOAP", "Shampoo"),
+}
 
 _OLD = "_tenure_replaced"
 _PIECE = "_tenure_piece"
@@ -42,8 +46,9 @@ def _look(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             "the optimizer has parameters from before tenure.shard(): make it afterwards, of "
             "model.parameters()"
         )
-    name = type(optimizer).__name__
-    if name in _NOT_BY_ELEMENT and any(one.__dict__.get(_PIECE, False) for one in own):
+    kinds = [one.__name__ for one in type(optimizer).__mro__]
+    name = next((one for one in kinds if one in _NOT_BY_ELEMENT), "")
+    if name and any(one.__dict__.get(_PIECE, False) for one in own):
         raise InputError(
             f"{name} looks at more than one element of a parameter at a time, and a rank has a "
             "piece without a shape: take an optimizer that works element by element, as AdamW does"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -135,37 +134,6 @@ def other_parameters(rank: int, _world: int) -> None:
     for model in (sharded, plain):
         loss_of(model, batch_of(rank, 0)).backward()
     require_same_gradients(sharded, plain)
-
-
-def norms(rank: int, _world: int) -> None:
-    sharded, plain = both()
-    for model in (sharded, plain):
-        loss = loss_of(model, batch_of(rank, 0))
-        loss.backward()
-    average_gradients(plain)
-    for piece, whole in zip(sharded.parameters(), plain.parameters(), strict=True):
-        if whole.grad is None or piece.grad is None:
-            continue
-        for norm in (
-            lambda g: g.norm(),
-            lambda g: g.norm(2),
-            torch.norm,
-            lambda g: (g / 4).norm() * 4,
-            lambda g: g.detach().clone().norm(),
-            lambda g: torch.linalg.vector_norm(g, math.inf),
-        ):
-            found: Callable[[torch.Tensor], torch.Tensor] = norm
-            if whole.grad.numel():
-                torch.testing.assert_close(found(piece.grad), found(whole.grad))
-    for kind in (2, math.inf, 1):
-        ours = nn.utils.clip_grad_norm_(sharded.parameters(), 1e9, kind)
-        full = [p for p in plain.parameters() if p.numel()]  # torch knows no inf norm of nothing
-        torch.testing.assert_close(ours, nn.utils.clip_grad_norm_(full, 1e9, kind))
-    if rank == 1:
-        next(p for p in sharded.parameters() if p.numel()).grad[0] = math.nan
-    for kind in (2, math.inf):
-        with pytest.raises(RuntimeError, match="non-finite"):
-            nn.utils.clip_grad_norm_(sharded.parameters(), 1.0, kind, error_if_nonfinite=True)
 
 
 def penalties(rank: int, _world: int) -> None:
@@ -323,7 +291,7 @@ def refused(rank: int, _world: int) -> None:
     loss_of(plain, batch_of(rank, 0)).backward()
     full = [p for p in plain.parameters() if p.numel()]
     with pytest.raises(tenure.InputError, match="element by element"):
-        torch.optim.Adafactor(full).step()
+        type("Mine", (torch.optim.Adafactor,), {})(full).step()
     with pytest.raises(tenure.InputError, match="cannot be copied or pickled"):
         copy.deepcopy(plain)
     plain.blocks[0] = copy.deepcopy(Net().blocks[0])
@@ -355,7 +323,7 @@ def compiled_parts(rank: int, _world: int) -> None:
 @pytest.mark.parametrize(
     "cases",
     [
-        (interrupted, experts, frozen_later, frozen_by_attribute, norms, penalties),
+        (interrupted, experts, frozen_later, frozen_by_attribute, penalties),
         (skipped_after_no_sync, fails_after_no_sync, forgets_no_sync, low_sums, objects),
         (refused, other_parameters, compiled_parts),
     ],
