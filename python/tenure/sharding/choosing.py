@@ -154,6 +154,8 @@ def check(choices: Iterable[Choice]) -> None:
     """Raises InputError for a parameter that cannot be sharded."""
     from torch.distributed.tensor import DTensor
 
+    if torch.is_inference_mode_enabled():
+        raise InputError("parameters cannot be sharded in torch.inference_mode(): do it outside")
     for member in (member for choice in choices for member in choice.members):
         parameter = member.parameter
         if isinstance(parameter, DTensor):
@@ -161,6 +163,11 @@ def check(choices: Iterable[Choice]) -> None:
                 f"{member.name} is a DTensor (tensor parallel), which cannot be sharded further"
             )
         _require_shape(member.name, parameter)
+        if parameter.is_inference():
+            raise InputError(
+                f"{member.name} was made in torch.inference_mode(), so it cannot be trained: "
+                "make the model outside"
+            )
         if parameter.is_meta:
             raise InputError(f"{member.name} is on the meta device: give it values first")
         if getattr(parameter, "_post_accumulate_grad_hooks", None):

@@ -73,6 +73,14 @@ def refused(_rank: int, _world: int) -> None:
         tenure.shard(nn.ReLU())
     with pytest.raises(tenure.InputError, match="0.weight has no shape yet"):
         tenure.shard(nn.Sequential(nn.LazyLinear(2)))
+    with torch.inference_mode():
+        model = nn.Linear(2, 2)
+        before = dict(model.named_parameters())
+        with pytest.raises(tenure.InputError, match="do it outside"):
+            tenure.shard(model)
+    with pytest.raises(tenure.InputError, match=r"weight was made in torch\.inference_mode"):
+        tenure.shard(model)
+    unchanged(model, before)
     model = tenure.shard(Net())
     model.late = nn.LazyLinear(2)
     with pytest.raises(tenure.InputError, match="late.weight has no shape yet"):
