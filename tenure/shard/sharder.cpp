@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <utility>
 
@@ -63,7 +64,23 @@ void Sharder::Unit::become(Life next) {
 Sharder::Sharder(Collectives collectives, Agreement agreement, Options options)
     : collectives_(std::move(collectives)), agreement_(std::move(agreement)), options_(options) {}
 
-Sharder::~Sharder() = default;
+// A message that goes before it has come leaves its other end, and what the group does next,
+// waiting in vain: so what was gathered ahead comes first, unless a rank does not answer.
+Sharder::~Sharder() {
+  constexpr std::chrono::milliseconds patience{3000};
+  const auto await = [](const Pending& pending) {
+    try {
+      pending.wait(patience, [] { return "what was under way"; });
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch) nobody is there to be told
+    }
+  };
+  for (const auto& unit : units_) {
+    std::ranges::for_each(unit.gathering, await);
+  }
+  for (const auto& adding : sums_) {
+    await(adding.sum.pending);
+  }
+}
 
 uint32_t Sharder::add(const std::string& name, const std::vector<std::vector<std::string>>& names,
                       const std::vector<std::vector<at::Tensor>>& values, Stay stay) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import random
 import signal
@@ -155,6 +156,28 @@ def writes_in_a_backward(rank: int, _world: int) -> None:
 
 def test_a_write_in_a_backward_is_told_once() -> None:
     run_ranks(writes_in_a_backward, 2)
+
+
+def goes_with_a_gather_under_way(rank: int, _world: int) -> None:
+    """What was gathered ahead when a model goes is not in the way of the next collective."""
+    for step in range(4):
+        model = tenure.shard(Net(), timeout=20.0)
+        for _ in range(2):
+            loss_of(model, batch_of(rank, 0)).backward()
+        if step % 2 == 1:
+            with torch.no_grad():
+                loss_of(model, batch_of(rank, 0))
+        else:
+            hook = model.blocks[1].down.register_full_backward_pre_hook(fail)
+            with pytest.raises(DeliberateError):
+                loss_of(model, batch_of(rank, 0)).backward()
+            del hook
+        del model
+        gc.collect()
+
+
+def test_a_model_that_goes_leaves_its_group_usable() -> None:
+    run_ranks(goes_with_a_gather_under_way, 2)
 
 
 class Tries(nn.Module):
