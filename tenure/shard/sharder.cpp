@@ -67,7 +67,7 @@ Sharder::Sharder(Collectives collectives, Agreement agreement, Options options)
 // A message that goes before it has come leaves its other end, and what the group does next,
 // waiting in vain: so what was gathered ahead comes first, unless a rank does not answer.
 Sharder::~Sharder() {
-  constexpr std::chrono::milliseconds patience{3000};
+  static constexpr std::chrono::milliseconds patience{3000};
   const auto await = [](const Pending& pending) {
     try {
       pending.wait(patience, [] { return "what was under way"; });
