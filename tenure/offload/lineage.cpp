@@ -68,12 +68,13 @@ void Followed::index() {
     value_of_saved[saves + i] = fit.roots[i];
     root_of_value[fit.roots[i]] = static_cast<uint32_t>(saves + i);
   }
-  passes.clear();
+  passing.clear();
   for (size_t i = 0; i < script.calls.size(); ++i) {
-    passes.push_back(!fit.recorded[i] &&
-                     std::ranges::none_of(script.calls[i].makes, [&](const auto& made) {
-                       return root_of_value[made.second] != kNone;
-                     }));
+    const auto& call = script.calls[i];
+    const bool passes = !fit.recorded[i] && std::ranges::none_of(call.makes, [&](const auto& made) {
+      return root_of_value[made.second] != kNone;
+    });
+    passing.push_back(passes ? call.op : nullptr);
     for (const auto input : script.trace.calls[i].inputs) {
       if (fit.recorded[i] && !makes_again(input)) {
         ++asks_of_value[input];
@@ -115,12 +116,22 @@ bool Lineage::passes(const Operator& op) {
   if (!lost_.empty()) {
     return true;
   }
-  if (next_ >= followed_->passes.size() || !followed_->passes[next_] ||
-      followed_->script.calls[next_].op != &op) {
+  if (next_ >= followed_->passing.size() || followed_->passing[next_] != &op) {
     return false;
   }
   ++next_;
   return true;
+}
+
+// While this call runs the processor fetches what the plan says of the next one.
+void Lineage::look_ahead() const {
+  const auto& script = followed_->script;
+  if (next_ + 2 < script.calls.size()) {
+    __builtin_prefetch(&script.calls[next_ + 2]);
+    __builtin_prefetch(&script.trace.calls[next_ + 1].module);
+    __builtin_prefetch(script.calls[next_ + 1].tensors.data());
+    __builtin_prefetch(script.calls[next_ + 1].makes.data());
+  }
 }
 
 std::shared_ptr<Call> Lineage::before(const Operator& op, const torch::jit::Stack& stack) {
@@ -138,6 +149,7 @@ std::shared_ptr<Call> Lineage::before(const Operator& op, const torch::jit::Stac
   if (!followed_->fit.recorded[next_]) {
     return nullptr;
   }
+  look_ahead();
   auto call = std::allocate_shared<Call>(FromPool<Call>(*calls_), op,
                                          c10::Stream(c10::Stream::DEFAULT, c10::kCPU),
                                          script.trace.calls[next_].module);

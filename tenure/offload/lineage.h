@@ -39,7 +39,7 @@ struct Followed {
   size_t saves = 0;                      // of autograd; roots come after them
   std::vector<uint32_t> value_of_saved;  // by place in the timeline, of saves and roots
   std::vector<uint32_t> root_of_value;   // place in the timeline; kNone: it is not one
-  std::vector<bool> passes;              // by call: the plan has nothing to do with it
+  std::vector<const Operator*> passing;  // by call; null: the plan has something to do with it
   std::vector<uint32_t> asks_of_value;   // of those that are held, to make others
   std::vector<bool> proven;              // by value: has been made again, and was the same
   uint32_t proofs = 0;                   // steps that were for that
@@ -108,6 +108,7 @@ class Lineage {
   // What was made for one request, where it may not stay longer.
   using Scratch = std::unordered_map<const Value*, c10::Storage>;
 
+  void look_ahead() const;
   bool take_arguments(Call& call, const torch::jit::Stack& stack);
   std::shared_ptr<Value> value_for(const at::Tensor& tensor, uint32_t value);
   std::shared_ptr<Value> source(const at::Tensor& tensor, uint32_t value);
