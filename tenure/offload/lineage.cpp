@@ -37,8 +37,8 @@ void put(torch::jit::Stack& stack, const Source& source, at::Tensor tensor) {
 }
 
 // Whether the value is what the storage holds now.
-bool is_still(const Value& value, const StorageRef& storage) {
-  return value.storage == storage && !value.written && value.version.is_current();
+bool is_still(const Value& value, const void* storage) {
+  return value.storage.address() == storage && !value.written && value.version.is_current();
 }
 
 }  // namespace
@@ -211,7 +211,7 @@ std::shared_ptr<Value> Lineage::value_for(const at::Tensor& tensor, uint32_t val
 std::shared_ptr<Value> Lineage::source(const at::Tensor& tensor, uint32_t value) {
   auto& known = values_[value];
   if (known != nullptr) {
-    return is_still(*known, StorageRef(tensor.storage())) ? known : nullptr;
+    return is_still(*known, tensor.storage().unsafeGetStorageImpl()) ? known : nullptr;
   }
   known = value_for(tensor, value);
   if (const auto place = followed_->root_of_value[value]; place != kNone) {
@@ -249,7 +249,7 @@ void Lineage::after(const Operator& op, const std::shared_ptr<Call>& call,
     const auto entry = weak.lock();
     // One that failed, and was tried again, leaves those of the first time behind.
     if (entry != nullptr && values_[value] != nullptr &&
-        is_still(*values_[value], entry->original)) {
+        is_still(*values_[value], entry->original.address())) {
       entry->value = values_[value];
       entry->kept.release();
     }
@@ -324,7 +324,8 @@ bool Lineage::drop(const std::shared_ptr<SavedStorage>& entry, size_t place) {
   if (value == kNone) {
     return false;
   }
-  if (const auto& known = values_[value]; known != nullptr && is_still(*known, entry->original)) {
+  if (const auto& known = values_[value];
+      known != nullptr && is_still(*known, entry->original.address())) {
     entry->value = known;
     return true;
   }
@@ -349,7 +350,8 @@ void Lineage::rest(const std::shared_ptr<SavedStorage>& entry, const at::Tensor&
     known = value_for(tensor, value);
     seen_.push_back(known);
   }
-  if (is_still(*known, entry->original) && known->entry == nullptr && known->call == nullptr) {
+  if (is_still(*known, entry->original.address()) && known->entry == nullptr &&
+      known->call == nullptr) {
     entry->asks = known->asks;
     known->entry = entry;
     known->kept.release();
@@ -411,7 +413,7 @@ c10::Storage Lineage::content(Value& value, bool alone, Scratch& scratch) {
     return value.memo.storage();
   }
   if (auto there = value.storage.lock();
-      there && !is_released(*there) && is_still(value, value.storage)) {
+      there && !is_released(*there) && is_still(value, value.storage.address())) {
     return std::move(*there);
   }
   // Where the plan has asks to come, a memo is kept for exactly as long.

@@ -18,7 +18,7 @@ namespace tenure::offload {
 class NodePool {
  public:
   struct Leave {
-    void operator()(NodePool* pool) const { pool->drop(); }
+    void operator()(NodePool* pool) const { pool->add(pool->taken_); }
   };
   using Owned = std::unique_ptr<NodePool, Leave>;
 
@@ -34,7 +34,7 @@ class NodePool {
     if (free_ == nullptr) {
       grow(bytes);
     }
-    references_.fetch_add(1, std::memory_order_relaxed);
+    ++taken_;
     auto* out = std::exchange(free_, free_->next);
     for (size_t i = 0; i < bytes && free_ != nullptr; i += kLine) {
       __builtin_prefetch(reinterpret_cast<std::byte*>(free_) + i, 1);
@@ -47,7 +47,7 @@ class NodePool {
     while (!returned_.compare_exchange_weak(mine->next, mine, std::memory_order_release,
                                             std::memory_order_relaxed)) {
     }
-    drop();
+    add(-1);
   }
 
  private:
@@ -70,8 +70,9 @@ class NodePool {
     }
   }
 
-  void drop() {
-    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+  // Below nothing until the owner leaves, which adds those that were taken: then what is out.
+  void add(int64_t nodes) {
+    if (out_.fetch_add(nodes, std::memory_order_acq_rel) == -nodes) {
       delete this;
     }
   }
@@ -79,7 +80,8 @@ class NodePool {
   Node* free_ = nullptr;
   std::vector<std::unique_ptr<std::byte[]>> blocks_;  // NOLINT(*-avoid-c-arrays)
   std::atomic<Node*> returned_ = nullptr;
-  std::atomic<size_t> references_ = 1;  // the owner's, and one a node that is out
+  int64_t taken_ = 0;
+  std::atomic<int64_t> out_ = 0;  // see add()
 };
 
 // For std::allocate_shared.

@@ -2,6 +2,7 @@
 
 #include <tenure/offload/watched.h>
 
+#include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/_log_softmax_ops.h>
@@ -46,11 +47,12 @@ namespace {
 using c10::DispatchKeySet;
 
 template <class... Outputs>
-void push_outputs(torch::jit::Stack& stack, const std::tuple<Outputs...>& outputs) {
-  std::apply([&](const auto&... each) { torch::jit::push(stack, each...); }, outputs);
+void push_outputs(torch::jit::Stack& stack, std::tuple<Outputs...>&& outputs) {
+  std::apply([&](auto&&... each) { torch::jit::push(stack, std::move(each)...); },
+             std::move(outputs));
 }
-void push_outputs(torch::jit::Stack& stack, const at::Tensor& output) {
-  torch::jit::push(stack, output);
+void push_outputs(torch::jit::Stack& stack, at::Tensor&& output) {
+  torch::jit::push(stack, std::move(output));
 }
 
 // Boxes what it is asked for, and calls the operator with what it was called with.
@@ -77,13 +79,16 @@ class Unboxed final : public Invocation {
   }
 
   const torch::jit::Stack& outputs() override {
-    if (stack_.empty()) {
-      push_outputs(stack_, *result_);
+    if (result_) {
+      push_outputs(stack_, *std::move(result_));
+      result_.reset();
     }
     return stack_;
   }
 
-  Result result() { return *std::move(result_); }
+  Result result() {
+    return result_ ? *std::move(result_) : c10::impl::PopResult<Result>::call(stack_);
+  }
 
  private:
   DispatchKeySet keys_;
