@@ -16,6 +16,8 @@ if(NOT GTest_FOUND)
   message(STATUS "GoogleTest not found: no C++ tests")
   return()
 endif()
+# Where it is an archive it needs this after itself, and -nostdlib++ leaves it out.
+target_link_libraries(GTest::gtest INTERFACE m)
 
 # tenure_register_tests(NAME TARGET): an executable as a test of ctest, all its cases in one process:
 # starting one with torch takes longer than most of them do.
