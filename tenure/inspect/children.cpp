@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -37,13 +38,55 @@ pid_t parent_of(pid_t process) {
   return static_cast<pid_t>(std::strtol(stat.c_str() + name_end + 4, nullptr, 10));
 }
 
-std::unordered_map<pid_t, std::vector<pid_t>> all_families() {
-  std::unordered_map<pid_t, std::vector<pid_t>> out;
-  const std::unique_ptr<DIR, int (*)(DIR*)> proc(::opendir("/proc"), &::closedir);
-  while (const auto* entry = proc ? ::readdir(proc.get()) : nullptr) {
-    if (const auto process = static_cast<pid_t>(std::strtol(entry->d_name, nullptr, 10))) {
-      out[parent_of(process)].push_back(process);
+// The directories there that are named by numbers, which are processes or threads.
+std::vector<pid_t> numbered(const std::string& directory) {
+  std::vector<pid_t> out;
+  const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(directory.c_str()), &::closedir);
+  while (const auto* entry = opened ? ::readdir(opened.get()) : nullptr) {
+    if (const auto number = static_cast<pid_t>(std::strtol(entry->d_name, nullptr, 10))) {
+      out.push_back(number);
     }
+  }
+  return out;
+}
+
+using Families = std::unordered_map<pid_t, std::vector<pid_t>>;
+
+Families all_families() {
+  Families out;
+  for (const auto process : numbered("/proc")) {
+    out[parent_of(process)].push_back(process);
+  }
+  return out;
+}
+
+// Kernels that were built to say it name the children of each thread, which takes no look at the
+// processes of others.
+bool kernel_names_children() {
+  static const bool names = ::access("/proc/thread-self/children", R_OK) == 0;
+  return names;
+}
+
+std::vector<pid_t> numbers_in(const std::string& text) {
+  std::vector<pid_t> out;
+  char* next = nullptr;
+  for (const auto* at = text.c_str(); *at != '\0'; at = next) {
+    const auto number = std::strtol(at, &next, 10);
+    if (next == at) {
+      break;
+    }
+    out.push_back(static_cast<pid_t>(number));
+    next += *next == '\n' ? 1 : 0;
+  }
+  return out;
+}
+
+std::vector<pid_t> named_children(pid_t process) {
+  std::vector<pid_t> out;
+  const auto threads = "/proc/" + std::to_string(process) + "/task/";
+  for (const auto thread : numbered(threads)) {
+    const auto some = numbers_in(read_kernel_file(threads + std::to_string(thread) + "/children"));
+    out.insert(out.end(), some.begin(), some.end());
   }
   return out;
 }
@@ -60,16 +103,15 @@ int64_t private_bytes_of(pid_t process) {
 }  // namespace
 
 std::vector<pid_t> children_of(pid_t process) {
-  const auto families = all_families();
+  auto families = kernel_names_children() ? Families() : all_families();
   std::vector<pid_t> out;
   std::vector<pid_t> left{process};
   while (!left.empty()) {
-    const auto found = families.find(left.back());
+    const auto parent = left.back();
     left.pop_back();
-    if (found != families.end()) {
-      out.insert(out.end(), found->second.begin(), found->second.end());
-      left.insert(left.end(), found->second.begin(), found->second.end());
-    }
+    const auto found = kernel_names_children() ? named_children(parent) : families[parent];
+    out.insert(out.end(), found.begin(), found.end());
+    left.insert(left.end(), found.begin(), found.end());
   }
   return out;
 }
@@ -84,19 +126,10 @@ bool has_group_alone(std::span<const pid_t> children) {
   for (auto process = ::getpid(); process > 0; process = parent_of(process)) {
     family.insert(process);
   }
-  const auto members = read_kernel_file(place->directory + "/cgroup.procs");
-  char* next = nullptr;
-  for (const auto* at = members.c_str(); *at != '\0'; at = next) {
-    const auto process = std::strtol(at, &next, 10);
-    if (next == at) {
-      break;
-    }
-    if (!family.contains(static_cast<pid_t>(process))) {  // 0 is one outside this container
-      return false;
-    }
-    next += *next == '\n' ? 1 : 0;
-  }
-  return !members.empty();
+  const auto members = numbers_in(read_kernel_file(place->directory + "/cgroup.procs"));
+  return !members.empty() && std::ranges::all_of(members, [&](const auto member) {
+    return family.contains(member);  // 0 is one outside this container
+  });
 }
 
 int64_t private_bytes(std::span<const pid_t> processes) {

@@ -10,7 +10,7 @@
 
 namespace tenure::inspect {
 
-// Its children and theirs. Looks at every process of the machine.
+// Its children and theirs. Where the kernel does not name them it looks at every process there is.
 std::vector<pid_t> children_of(pid_t process);
 
 // Resident bytes that are not mapped from files or shared; a process that is gone has none.

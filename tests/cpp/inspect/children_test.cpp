@@ -8,8 +8,11 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <functional>
+#include <optional>
+#include <thread>
 
 namespace tenure::inspect {
 namespace {
@@ -83,6 +86,24 @@ TEST(Children, GrandchildrenAreCounted) {
   static std::optional<Child> grandchild;
   const auto bytes = bytes_beyond_idle([] { grandchild.emplace([] { touch(MAP_PRIVATE); }); });
   EXPECT_GT(bytes, static_cast<int64_t>(kBytes) - kSlack);
+}
+
+TEST(Children, ThoseThatAnotherThreadStartedAreAmongThem) {
+  static std::optional<Child> child;
+  std::atomic<bool> over = false;
+  std::thread thread([&] {
+    child.emplace([] {});
+    over.wait(false);
+  });
+  while (children_of(::getpid()).empty()) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(children_of(::getpid()).size(), 1U);
+  over = true;
+  over.notify_one();
+  thread.join();
+  EXPECT_EQ(children_of(::getpid()).size(), 1U) << "also when the thread has gone";
+  child.reset();
 }
 
 TEST(Children, AChildThatEndedAndWasNotWaitedForHoldsNothing) {
