@@ -29,6 +29,7 @@ import sys
 sys.path.append(sys.path.pop(0))  # last, for a file here has the name of one of Python's modules
 
 import argparse
+import signal
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
@@ -57,6 +58,9 @@ class Findings:
 
     def row(self, what: str, cells: dict[str, str], **record: object) -> None:
         self.table.add([what, *(cells.get(arm, "") for arm in self.arms)], what=what, **record)
+        if not sys.stderr.isatty():  # which shows what is under way
+            told = ", ".join(f"{arm} {cell}" for arm, cell in cells.items())
+            print(f"{what}: {told}", file=sys.stderr, flush=True)
 
     def bar(self, what: str, figure: float, shown: str, wanted: str, held: bool) -> None:
         said = "holds" if held else "MISSED"
@@ -294,6 +298,31 @@ def live(findings: Findings, count: int) -> None:
             findings.bar(f"{count:,} live objects", each, shown, "≤ 300 B", each <= 300)
 
 
+def measure(
+    findings: Findings,
+    parts: list[str],
+    kinds: list[Kind],
+    sizes: list[str],
+    options: argparse.Namespace,
+    progress: Progress,
+) -> None:
+    if {"get", "many", "loop"} & set(parts):
+        with started(kinds, findings.missing) as arms:
+            if "get" in parts:
+                inorder = [size for size in SIZES if size in sizes]
+                get(Rounds(arms, findings, progress), findings, options.rounds, inorder)
+            if "many" in parts:
+                many(Rounds(arms, findings, progress), findings, options.rounds, options.many)
+            if "loop" in parts:
+                loop(Rounds(arms, findings, progress), findings, options.rounds)
+    if "fan" in parts:
+        fan(kinds, findings, progress)
+    if "cold" in parts and "same host" in findings.arms:
+        cold(findings, options.rounds, progress)
+    if "live" in parts and "same host" in findings.arms:
+        live(findings, options.live)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -315,23 +344,12 @@ def main() -> None:
 
     parts, kinds = chosen["only"], [kind for kind in KINDS if kind.name in chosen["arms"]]
     findings = Findings([kind.name for kind in kinds])
-    with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
-        if {"get", "many", "loop"} & set(parts):
-            with started(kinds, findings.missing) as arms:
-                if "get" in parts:
-                    sizes = [size for size in SIZES if size in chosen["sizes"]]
-                    get(Rounds(arms, findings, progress), findings, options.rounds, sizes)
-                if "many" in parts:
-                    many(Rounds(arms, findings, progress), findings, options.rounds, options.many)
-                if "loop" in parts:
-                    loop(Rounds(arms, findings, progress), findings, options.rounds)
-        if "fan" in parts:
-            fan(kinds, findings, progress)
-        if "cold" in parts and "same host" in findings.arms:
-            cold(findings, options.rounds, progress)
-        if "live" in parts and "same host" in findings.arms:
-            live(findings, options.live)
-    findings.show()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
+            measure(findings, parts, kinds, chosen["sizes"], options, progress)
+    finally:  # what is there is shown, however it ends
+        findings.show()
 
 
 if __name__ == "__main__":

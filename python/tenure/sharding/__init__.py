@@ -12,11 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tenure import _C
 from tenure.errors import InputError
-from tenure.sharding.choosing import Units, check, choose, device_of
+from tenure.sharding.choosing import Choice, Units, check, choose, device_of
 from tenure.sharding.compiled import backend
 from tenure.sharding.deepspeed import from_deepspeed
 from tenure.sharding.gradients import Group
-from tenure.sharding.meeting import meeting_of, ranks_of, require_same
+from tenure.sharding.meeting import agree, meeting_of, ranks_of, refusal_of
 from tenure.sharding.sharded import Ahead, Sharded
 
 __all__ = ["Sharded", "backend", "from_deepspeed", "shard"]
@@ -72,18 +72,25 @@ def shard(
         raise InputError("there is no process group: call torch.distributed.init_process_group()")
     if any("tenure" in module.__dict__ for module in model.modules()):
         raise InputError("the model is sharded already, or a part of it is")
-    _check_amounts(prefetch=prefetch, prefetch_bytes=prefetch_bytes, keep_resident=keep_resident)
-    _check_types(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
-    _check_choices(reshard_after_forward=reshard_after_forward, offload=offload)
     if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
         raise InputError(f"timeout is a number of seconds, not {timeout!r}")
     ranks = ranks_of(group)
-    choices = choose(model, units, keep_resident)
-    device = device_of(choices)
-    check(choices)
+
+    def find() -> list[Choice]:
+        _check_amounts(
+            prefetch=prefetch, prefetch_bytes=prefetch_bytes, keep_resident=keep_resident
+        )
+        _check_types(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+        _check_choices(reshard_after_forward=reshard_after_forward, offload=offload)
+        found = choose(model, units, keep_resident)
+        device_of(found)
+        check(found)
+        return found
+
+    found = refusal_of(find)
     side, store = meeting_of(ranks.everyone, timeout)
     how = (reshard_after_forward, prefetch, prefetch_bytes, offload, param_dtype, reduce_dtype)
-    require_same(choices, f"{how}", side)
+    choices = agree(found, f"{how}", side)
     sharder = _C.Sharder(
         group=ranks.shards,
         replicas=ranks.replicas,
@@ -97,9 +104,9 @@ def shard(
         prefetch_bytes=prefetch_bytes,
         timeout=timeout,
     )
-    model.__dict__["tenure"] = Sharded(
-        choices, sharder, Group(ranks.shards, device), side, Ahead(prefetch, prefetch_bytes)
-    )
+    pieces = Group(ranks.shards, device_of(choices))
+    ahead = Ahead(prefetch, prefetch_bytes)
+    model.__dict__["tenure"] = Sharded(choices, sharder, pieces, side, ahead)
     return model
 
 

@@ -26,10 +26,10 @@ def refuse_moves(module: nn.Module) -> None:
         for name, piece in one._parameters.items():
             if piece is None or name not in one.__dict__:
                 continue
-            if not _is_same(piece, change(piece.detach())):
+            if not _stays(piece, change):
                 raise InputError(
-                    f"{name} of {type(one).__name__} is sharded and cannot be moved or cast: "
-                    "move the model before tenure.shard()"
+                    f"{name} of {type(one).__name__} is sharded and cannot be moved, shared or "
+                    "cast: do it before tenure.shard()"
                 )
         plain: Any = type(one)._apply  # which has no types
         changed: nn.Module = plain(one, change, recurse)
@@ -38,8 +38,12 @@ def refuse_moves(module: nn.Module) -> None:
     module.__dict__["_apply"] = apply
 
 
-def _is_same(piece: torch.Tensor, changed: torch.Tensor) -> bool:
-    return (piece.device, piece.dtype, piece.data_ptr()) == (
+def _stays(piece: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Whether a change leaves a tensor of this kind where it is. It is tried on another one."""
+    tried = torch.zeros(1, dtype=piece.dtype, device=piece.device)
+    before = tried.data_ptr()
+    changed = change(tried)
+    return (piece.device, piece.dtype, before) == (
         changed.device,
         changed.dtype,
         changed.data_ptr(),

@@ -170,6 +170,11 @@ def check(choices: Iterable[Choice]) -> None:
             )
         if parameter.is_meta:
             raise InputError(f"{member.name} is on the meta device: give it values first")
+        if parameter.layout is not torch.strided:
+            raise InputError(
+                f"{member.name} is a sparse tensor ({parameter.layout}), which cannot be sharded: "
+                "to_dense() first"
+            )
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise InputError(
                 f"{member.name} has a hook after its gradient: register it after tenure.shard(), "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import distributed as dist
@@ -15,7 +17,9 @@ from tenure._groups import new_group
 from tenure.errors import InputError
 from tenure.sharding.choosing import Choice
 
-__all__ = ["Ranks", "least_left", "meeting_of", "ranks_of", "require_same"]
+__all__ = ["Ranks", "agree", "least_left", "meeting_of", "ranks_of", "refusal_of"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,23 +61,45 @@ def meeting_of(ranks: list[int], timeout: float) -> tuple[dist.ProcessGroup, c10
     return side, c10d.PrefixStore(f"tenure/{side.group_name}", c10d._get_default_store())
 
 
-def require_same(choices: list[Choice], how: str, side: dist.ProcessGroup) -> None:
-    """Raises InputError if another rank's model or settings differ."""
-    lines = [how]
-    for choice in choices:
-        lines.append(choice.name)
-        for member in choice.members:
-            one = member.parameter
-            lines.append(f"{member.name} {tuple(one.shape)} {one.dtype} {one.requires_grad}")
-    mine = hashlib.sha256("\n".join(lines).encode()).hexdigest(), len(lines)
-    all_of_them: list[tuple[str, int] | None] = [None] * dist.get_world_size(side)
+def refusal_of(find: Callable[[], T]) -> T | InputError:
+    """What `find` gives, or why this rank cannot go on: the others are to hear of it first."""
+    try:
+        return find()
+    except InputError as error:
+        return error
+
+
+def agree(found: list[Choice] | InputError, how: str, side: dist.ProcessGroup) -> list[Choice]:
+    """What this rank found. A collective.
+
+    Raises:
+        InputError: This rank cannot go on, or another cannot, or their models or settings differ.
+    """
+    mine = f"{found}" if isinstance(found, InputError) else _digest(found, how)
+    all_of_them: list[str | tuple[str, int] | None] = [None] * dist.get_world_size(side)
     dist.all_gather_object(all_of_them, mine, group=side)
+    if isinstance(found, InputError):
+        raise found
+    for rank, other in enumerate(all_of_them):
+        if isinstance(other, str):
+            raise InputError(f"rank {rank} cannot take part: {other}")
     others = [str(rank) for rank, other in enumerate(all_of_them) if other != all_of_them[0]]
     if others:
         raise InputError(
             f"the model or the settings on rank {', '.join(others)} are not those of rank 0: "
             "names, shapes, dtypes and units must be the same everywhere"
         )
+    return found
+
+
+def _digest(choices: list[Choice], how: str) -> tuple[str, int]:
+    lines = [how]
+    for choice in choices:
+        lines.append(choice.name)
+        for member in choice.members:
+            one = member.parameter
+            lines.append(f"{member.name} {tuple(one.shape)} {one.dtype} {one.requires_grad}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest(), len(lines)
 
 
 def least_left(memory: int, device: torch.device, side: dist.ProcessGroup) -> int:

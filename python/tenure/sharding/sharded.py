@@ -19,10 +19,10 @@ from tenure import _C
 from tenure.errors import InputError
 from tenure.sharding.backwards import Backwards, current_backward
 from tenure.sharding.changes import Arrivals, Memory, follow_freezing
-from tenure.sharding.choosing import Choice, check, device_of
+from tenure.sharding.choosing import Choice, Member, check, device_of
 from tenure.sharding.gradients import Group, Piece, accumulate
 from tenure.sharding.identity import identify, identity_of
-from tenure.sharding.meeting import least_left, require_same
+from tenure.sharding.meeting import agree, least_left, refusal_of
 from tenure.sharding.optimizer_state import OptimizerState
 from tenure.sharding.passing import Unit, has_ended, require_no_transform
 from tenure.sharding.replacing import alike, replace
@@ -153,6 +153,19 @@ class Sharded(OptimizerState):
             InputError: They cannot be sharded, or are not the same on all ranks; nothing is done.
         """
         members = self._arrivals.members()
+        added = agree(refusal_of(lambda: self._choices_of(members)), "adopt", self._side)
+        made = self._take_over(added)
+        for choice, unit in zip(added, made, strict=True):
+            around = self._units[self._unit_around(choice.members[0].name)]()
+            assert around is not None
+            self._units.append(weakref.ref(unit))
+            around.needs.append(unit)
+        self._add_state(added)
+        self._arrivals.adopted()
+        return [member.name for member in members]
+
+    def _choices_of(self, members: list[Member]) -> list[Choice]:
+        """One for each unit around them. Raises InputError for what cannot be adopted."""
         added: dict[int, Choice] = {}
         for member in members:
             if identity_of(member.parameter) is not None:
@@ -163,19 +176,11 @@ class Sharded(OptimizerState):
             owner = self._unit_around(member.name)
             name = f"what came to unit {owner}"
             added.setdefault(owner, Choice(name)).members.append(member)
-        check(added.values())
-        if any(device_of([choice]) != self._group.device for choice in added.values()):
+        found = list(added.values())
+        check(found)
+        if any(device_of([choice]) != self._group.device for choice in found):
             raise InputError(f"parameters are on {self._group.device}: move new ones there, too")
-        require_same(list(added.values()), "adopt", self._side)
-        made = self._take_over(list(added.values()))
-        for owner, unit in zip(added, made, strict=True):
-            around = self._units[owner]()
-            assert around is not None
-            self._units.append(weakref.ref(unit))
-            around.needs.append(unit)
-        self._add_state(list(added.values()))
-        self._arrivals.adopted()
-        return [member.name for member in members]
+        return found
 
     def _unit_around(self, path: str) -> int:
         """The nearest one whose module is still there."""

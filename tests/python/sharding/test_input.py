@@ -73,6 +73,10 @@ def refused(_rank: int, _world: int) -> None:
         tenure.shard(nn.ReLU())
     with pytest.raises(tenure.InputError, match="0.weight has no shape yet"):
         tenure.shard(nn.Sequential(nn.LazyLinear(2)))
+    sparse = nn.Sequential(nn.Linear(2, 2))
+    sparse[0].weight = nn.Parameter(torch.eye(2).to_sparse())
+    with pytest.raises(tenure.InputError, match=r"0.weight is a sparse tensor \(torch.sparse_coo"):
+        tenure.shard(sparse)
     with torch.inference_mode():
         model = nn.Linear(2, 2)
         before = dict(model.named_parameters())
@@ -111,14 +115,57 @@ def test_ranks_must_have_the_same_model() -> None:
     run_ranks(differs, 2)
 
 
-class Odd(nn.Module):
-    """Its last block cannot be taken over, for one parameter is sparse."""
+def one_refuses(rank: int, _world: int) -> None:
+    """The others hear why, at once, and go on."""
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=rank == 1))
+    before = dict(model.named_parameters())
+    said = "0.weight has sparse gradients"
+    said = said if rank == 1 else f"rank 1 cannot take part: {said}"
+    begin = time.monotonic()
+    with pytest.raises(tenure.InputError, match=said):
+        tenure.shard(model)
+    unchanged(model, before)
+    model = nn.Sequential(nn.Linear(3, 3))
+    with pytest.raises(tenure.InputError, match="prefetch is a whole number"):
+        tenure.shard(model, prefetch=-1 if rank == 0 else 1)
+    tenure.shard(model)
+    model[0].late = nn.Parameter(torch.eye(3).to_sparse() if rank == 1 else torch.eye(3))
+    with pytest.raises(tenure.InputError, match="0.late is a sparse tensor"):
+        model.tenure.adopt()
+    model[0].late = nn.Parameter(torch.eye(3))
+    assert model.tenure.adopt() == ["0.late"]
+    assert time.monotonic() - begin < 20
 
-    def __init__(self, *, sparse: bool) -> None:
+
+def test_what_one_rank_refuses_all_hear_of() -> None:
+    run_ranks(one_refuses, 2)
+
+
+class Unreadable(torch.Tensor):
+    """What reads it fails, as where there is no memory for a copy."""
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        if func is not torch.ops.aten.detach.default:
+            raise RuntimeError("no memory for a copy")
+        with torch._C._DisableTorchDispatch():
+            return torch.Tensor._make_subclass(cls, func(*args, **(kwargs or {})))
+
+
+def unreadable() -> nn.Parameter:
+    return nn.Parameter(torch.Tensor._make_subclass(Unreadable, torch.eye(3)))
+
+
+class Odd(nn.Module):
+    """Its last block cannot be taken over, for one parameter cannot be read."""
+
+    def __init__(self, *, odd: bool) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
-        if sparse:
-            self.blocks[2].weight = nn.Parameter(torch.eye(3).to_sparse())
+        if odd:
+            self.blocks[2].weight = unreadable()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks[:2]:
@@ -129,7 +176,7 @@ class Odd(nn.Module):
 def fails_halfway(rank: int, _world: int) -> None:
     x = torch.ones(1, 3)
     for everywhere in (True, False):
-        model = Odd(sparse=everywhere or rank == 1)
+        model = Odd(odd=everywhere or rank == 1)
         before = dict(model.named_parameters())
         values = model(x)
         begin = time.monotonic()
@@ -138,6 +185,8 @@ def fails_halfway(rank: int, _world: int) -> None:
         assert time.monotonic() - begin < 20
         if rank == 0 and not everywhere:
             assert "another rank could not take over unit 'blocks.2'" in str(caught.value)
+        else:
+            assert "no memory for a copy" in str(caught.value)
         unchanged(model, before)
         assert torch.equal(model(x), values)
         model.blocks[2] = nn.Linear(3, 3)
@@ -146,9 +195,9 @@ def fails_halfway(rank: int, _world: int) -> None:
 
 
 def fails_to_adopt(rank: int, _world: int) -> None:
-    model = tenure.shard(Odd(sparse=False))
+    model = tenure.shard(Odd(odd=False))
     model.blocks[0].late = nn.Parameter(torch.ones(3))
-    model.blocks[1].late = nn.Parameter(torch.eye(3).to_sparse() if rank == 1 else torch.eye(3))
+    model.blocks[1].late = unreadable() if rank == 1 else nn.Parameter(torch.eye(3))
     with pytest.raises((RuntimeError, tenure.CollectiveError)):
         model.tenure.adopt()
     assert "late" not in model.blocks[0].__dict__
@@ -168,6 +217,21 @@ def halfway(rank: int, world: int) -> None:
 
 def test_a_model_that_fails_halfway_is_as_it_was() -> None:
     run_ranks(halfway, 2)
+
+
+def moved(_rank: int, _world: int) -> None:
+    model = tenure.shard(nn.Sequential(nn.Linear(3, 3)))
+    for change in (model.half, model.share_memory, lambda: model._apply(torch.clone)):
+        with pytest.raises(tenure.InputError, match="weight of Linear is sharded and cannot be"):
+            change()
+    values = [piece.detach().clone() for piece in model.parameters()]
+    model.to("cpu", torch.float32)._apply(lambda one: one.mul_(2))
+    assert all(map(torch.equal, model.parameters(), (2 * one for one in values)))
+    model(torch.ones(3)).sum().backward()
+
+
+def test_pieces_stay_where_they_are() -> None:
+    run_ranks(moved, 1)
 
 
 def elsewhere(rank: int, _world: int) -> None:
