@@ -9,6 +9,9 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -69,24 +72,31 @@ bool is_passed_by(Node& leaf) {
          leaf.tensor_post_acc_grad_hooks() != nullptr;
 }
 
+// A backward is walked through for each microbatch: these take no node of memory for each element.
+template <class T>
+using ByNode = ska::flat_hash_map<const Node*, T>;
+using NodeSet = ska::flat_hash_set<const Node*>;
+
 // The graph from `roots`, and which of its nodes lie on the inputs' path.
 class Paths {
  public:
   Paths(const edge_list& roots, const edge_list& inputs) {
     for (const auto& input : inputs) {
-      on_path_.insert(input.function.get());
-      ends_.insert(input.function.get());
+      on_path_[input.function.get()] = true;
     }
     for (const auto& root : roots) {
       visit(root.function.get());
     }
   }
 
-  bool on_path(const Node* node) const { return on_path_.contains(node); }
+  bool on_path(const Node* node) const {
+    const auto known = on_path_.find(node);
+    return known != on_path_.end() && known->second;
+  }
   // Nodes of the path, inputs' own excepted.
   const std::vector<Node*>& path() const { return path_; }
   // These, and all that lead to weights.
-  const std::unordered_set<Node*>& nodes() const { return seen_; }
+  const std::vector<Node*>& nodes() const { return nodes_; }
 
  private:
   // Depth first without recursion: a node is done when all after it are.
@@ -97,7 +107,8 @@ class Paths {
     };
     std::vector<Visit> stack;
     const auto enter = [&](Node* node) {
-      if (node != nullptr && !ends_.contains(node) && seen_.insert(node).second) {
+      if (node != nullptr && on_path_.emplace(node, false).second) {
+        nodes_.push_back(node);
         stack.push_back({node});
       }
     };
@@ -109,20 +120,18 @@ class Paths {
         enter(edges[top.next++].function.get());
         continue;
       }
-      const auto leads = std::ranges::any_of(edges, [&](const Edge& edge) {
-        return edge.function != nullptr && on_path_.contains(edge.function.get());
-      });
+      const auto leads =
+          std::ranges::any_of(edges, [&](const Edge& edge) { return on_path(edge.function.get()); });
       if (leads) {
-        on_path_.insert(top.node);
+        on_path_[top.node] = true;
         path_.push_back(top.node);
       }
       stack.pop_back();
     }
   }
 
-  std::unordered_set<const Node*> on_path_;
-  std::unordered_set<const Node*> ends_;
-  std::unordered_set<Node*> seen_;
+  ByNode<bool> on_path_;  // of all that have been seen
+  std::vector<Node*> nodes_;
   std::vector<Node*> path_;
 };
 
@@ -141,10 +150,10 @@ bool is_plain(const Paths& paths) {
     if (is_hooked(*node) || node->tensor_post_acc_grad_hooks() != nullptr) {
       return false;
     }
-    if (dynamic_cast<torch::autograd::AccumulateGrad*>(node) != nullptr) {
-      return true;
+    if (!is_generated(*node)) {
+      return dynamic_cast<torch::autograd::AccumulateGrad*>(node) != nullptr;
     }
-    return is_generated(*node) && !(is_product(*node) && reads_through_hooks(*node));
+    return !(is_product(*node) && reads_through_hooks(*node));
   });
 }
 
@@ -190,17 +199,17 @@ class ReleaseSaved : public torch::autograd::FunctionPostHook {
 };
 
 // The nodes to which the path is left, with how many nodes of the path lead to each.
-std::unordered_map<Node*, int> exits_of(const Paths& paths) {
-  std::unordered_map<Node*, int> out;
-  for (auto* node : paths.path()) {
-    std::vector<Node*> own;
+ByNode<int> exits_of(const Paths& paths) {
+  ByNode<int> out;
+  for (const auto* node : paths.path()) {
+    c10::SmallVector<const Node*, 4> own;
     for (const auto& edge : node->next_edges()) {
-      auto* exit = edge.function.get();
+      const auto* exit = edge.function.get();
       if (edge.is_valid() && !paths.on_path(exit) && std::ranges::find(own, exit) == own.end()) {
         own.push_back(exit);
       }
     }
-    for (auto* exit : own) {
+    for (const auto* exit : own) {
       ++out[exit];
     }
   }
@@ -208,8 +217,8 @@ std::unordered_map<Node*, int> exits_of(const Paths& paths) {
 }
 
 // All nodes to which edges lead, however far.
-std::unordered_set<const Node*> reached_by(const edge_list& edges) {
-  std::unordered_set<const Node*> out;
+NodeSet reached_by(const edge_list& edges) {
+  NodeSet out;
   std::vector<const Node*> todo;
   const auto enter = [&](const edge_list& next) {
     for (const auto& edge : next) {
@@ -229,18 +238,18 @@ std::unordered_set<const Node*> reached_by(const edge_list& edges) {
 
 // Whether one exit leads to another: then a gradient kept at the second would have that of the
 // first in it, and running on from both would count it twice.
-bool exits_meet(const std::unordered_map<Node*, int>& exits) {
+bool exits_meet(const ByNode<int>& exits) {
   edge_list edges;
   for (const auto& [exit, count] : exits) {
     std::ranges::copy(exit->next_edges(), std::back_inserter(edges));
   }
   const auto reached = reached_by(edges);
-  return std::ranges::any_of(exits, [&](const auto& exit) { return reached.contains(exit.first); });
+  return std::ranges::any_of(exits, [&](const auto& exit) { return reached.count(exit.first) != 0; });
 }
 
 // Whether an edge of a product leads to weights that can wait.
-bool waits_with(const Edge& edge, const Paths& paths, const std::unordered_map<Node*, int>& exits) {
-  auto* exit = edge.function.get();
+bool waits_with(const Edge& edge, const Paths& paths, const ByNode<int>& exits) {
+  const auto* exit = edge.function.get();
   return exit != nullptr && !paths.on_path(exit) && exits.at(exit) == 1;
 }
 
@@ -249,7 +258,7 @@ bool waits_with(const Edge& edge, const Paths& paths, const std::unordered_map<N
 struct Backward::State {
   // The first half where only products wait that run last: a backward of everything else.
   std::vector<at::Tensor> run_all_but_last(const Paths& paths,
-                                           const std::unordered_map<Node*, int>& exits,
+                                           const ByNode<int>& exits,
                                            const edge_list& roots, const variable_list& gradients,
                                            OwnerId owner, ScopeId scope);
 
@@ -311,7 +320,7 @@ at::Tensor take_gradient(const Edge& leaf) {
 }
 
 // Of products on the inputs' path with weights of their own, those that run last.
-std::vector<Node*> last_products(const Paths& paths, const std::unordered_map<Node*, int>& exits) {
+std::vector<Node*> last_products(const Paths& paths, const ByNode<int>& exits) {
   constexpr size_t one_of = 4;
   std::vector<Node*> out;
   std::ranges::copy_if(paths.path(), std::back_inserter(out), [&](Node* node) {
@@ -405,12 +414,12 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
     state_->waiting.push_back(std::move(one));
   }
   // What the path saved is not read again, but by nodes whose weights wait.
-  std::unordered_set<const Node*> needed;
+  NodeSet needed;
   for (const auto& one : state_->waiting) {
     needed.insert(one.incoming.front().function.get());
   }
   for (auto* node : paths.path()) {
-    if (!needed.contains(node)) {
+    if (needed.count(node) == 0) {
       node->add_post_hook(std::make_unique<ReleaseSaved>(*node));
     }
   }
@@ -454,7 +463,7 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
 }
 
 std::vector<at::Tensor> Backward::State::run_all_but_last(
-    const Paths& paths, const std::unordered_map<Node*, int>& exits, const edge_list& roots,
+    const Paths& paths, const ByNode<int>& exits, const edge_list& roots,
     const variable_list& gradients, OwnerId owner, ScopeId scope) {
   struct Put {
     Edge at;            // its first input
@@ -476,7 +485,7 @@ std::vector<at::Tensor> Backward::State::run_all_but_last(
     runs_later.insert(put.at.function.get());
   }
   for (auto* node : paths.nodes()) {
-    if (is_generated(*node) && !runs_later.contains(node)) {
+    if (is_generated(*node) && runs_later.count(node) == 0) {
       node->add_post_hook(std::make_unique<ReleaseSaved>(*node));
     }
   }
