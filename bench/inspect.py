@@ -1,6 +1,6 @@
 """What watching costs, beside its peers, in one process with all arms interleaved.
 
-    python bench/inspect.py [--device cpu|cuda] [--minutes 8] [--steps 24] [--arms count,trace]
+    python bench/inspect.py [--device cpu|cuda] [--minutes 8] [--steps N] [--arms count,trace]
         [--small]
 
 Each round trains a few steps under every arm, in random order, and twice plainly; the figure is the
@@ -42,6 +42,8 @@ import tenure
 # Steps under an arm that are not counted: what an arm does once is not a step's cost. What trace
 # does at steps 4, 8, 16, ... is, so few steps in a round make it look dearer than it is.
 WARM = 2
+# So many, unless there is no time for the rounds without which nothing can be told.
+STEPS, FEWEST, ROUNDS = 24, 8, 8
 BARS = {"cpu": {"count": 1.01, "trace": 1.05}, "cuda": {"count": 1.01, "trace": 1.03}}
 
 
@@ -136,13 +138,25 @@ def mean(a: Round, b: Round) -> Round:
     return Round((a.wall + b.wall) / 2, (a.work + b.work) / 2)
 
 
+def steps_for(step: Callable[[], None], arms_of_a_round: int, minutes: float) -> int:
+    """Steps of an arm in a round."""
+    timed(step, 1)
+    took = timed(step, 2).wall
+    return max(FEWEST, min(STEPS, int(60 * minutes / (ROUNDS * arms_of_a_round * took)) - WARM))
+
+
 def measured(
-    step: Callable[[], None], device: str, names: list[str], rounds: int, minutes: float, steps: int
+    step: Callable[[], None],
+    device: str,
+    names: list[str],
+    rounds: int,
+    minutes: float,
+    steps: int | None,
 ) -> Times:
     """Each arm's times, round by round, and those of plain; as many rounds as there is time for."""
     ways = {"plain": contextlib.nullcontext, **arms(device)}
-    for _ in range(3):
-        step()
+    fitting = steps_for(step, len(names) + 2, minutes)
+    steps = steps or fitting
     times: Times = {name: [] for name in ["plain", *names]}
     order = random.Random(0)
     began = time.monotonic()
@@ -179,7 +193,9 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--minutes", type=float, default=8, help="as many rounds as they are for")
     parser.add_argument("--rounds", type=int, default=1000, help="no more than these")
-    parser.add_argument("--steps", type=int, default=24, help="steps of an arm in a round")
+    parser.add_argument(
+        "--steps", type=int, help="of an arm in a round; without it as many as there is time for"
+    )
     parser.add_argument("--arms", default="count,trace", help="with commas between; all: all")
     parser.add_argument("--small", action="store_true", help="tokens, for the milliseconds added")
     options = parser.parse_args()
