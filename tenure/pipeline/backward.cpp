@@ -1,5 +1,6 @@
 #include <tenure/pipeline/backward.h>
 
+#include <tenure/pipeline/paths.h>
 #include <tenure/pipeline/products.h>
 
 #include <torch/csrc/autograd/edge.h>
@@ -8,9 +9,6 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
-
-#include <c10/util/SmallVector.h>
-#include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
 #include <atomic>
@@ -71,69 +69,6 @@ bool is_passed_by(Node& leaf) {
   return !leaf.pre_hooks().empty() || !leaf.post_hooks().empty() ||
          leaf.tensor_post_acc_grad_hooks() != nullptr;
 }
-
-// A backward is walked through for each microbatch: these take no node of memory for each element.
-template <class T>
-using ByNode = ska::flat_hash_map<const Node*, T>;
-using NodeSet = ska::flat_hash_set<const Node*>;
-
-// The graph from `roots`, and which of its nodes lie on the inputs' path.
-class Paths {
- public:
-  Paths(const edge_list& roots, const edge_list& inputs) {
-    for (const auto& input : inputs) {
-      on_path_[input.function.get()] = true;
-    }
-    for (const auto& root : roots) {
-      visit(root.function.get());
-    }
-  }
-
-  bool on_path(const Node* node) const {
-    const auto known = on_path_.find(node);
-    return known != on_path_.end() && known->second;
-  }
-  // Nodes of the path, inputs' own excepted.
-  const std::vector<Node*>& path() const { return path_; }
-  // These, and all that lead to weights.
-  const std::vector<Node*>& nodes() const { return nodes_; }
-
- private:
-  // Depth first without recursion: a node is done when all after it are.
-  void visit(Node* root) {
-    struct Visit {
-      Node* node;
-      size_t next = 0;
-    };
-    std::vector<Visit> stack;
-    const auto enter = [&](Node* node) {
-      if (node != nullptr && on_path_.emplace(node, false).second) {
-        nodes_.push_back(node);
-        stack.push_back({node});
-      }
-    };
-    enter(root);
-    while (!stack.empty()) {
-      auto& top = stack.back();
-      const auto& edges = top.node->next_edges();
-      if (top.next < edges.size()) {
-        enter(edges[top.next++].function.get());
-        continue;
-      }
-      const auto leads =
-          std::ranges::any_of(edges, [&](const Edge& edge) { return on_path(edge.function.get()); });
-      if (leads) {
-        on_path_[top.node] = true;
-        path_.push_back(top.node);
-      }
-      stack.pop_back();
-    }
-  }
-
-  ByNode<bool> on_path_;  // of all that have been seen
-  std::vector<Node*> nodes_;
-  std::vector<Node*> path_;
-};
 
 // Of an operator of ATen: neither a user's own nor one of torch's that runs other code.
 bool is_generated(const Node& node) {
@@ -198,67 +133,11 @@ class ReleaseSaved : public torch::autograd::FunctionPostHook {
   Node& node_;  // has this
 };
 
-// The nodes to which the path is left, with how many nodes of the path lead to each.
-ByNode<int> exits_of(const Paths& paths) {
-  ByNode<int> out;
-  for (const auto* node : paths.path()) {
-    c10::SmallVector<const Node*, 4> own;
-    for (const auto& edge : node->next_edges()) {
-      const auto* exit = edge.function.get();
-      if (edge.is_valid() && !paths.on_path(exit) && std::ranges::find(own, exit) == own.end()) {
-        own.push_back(exit);
-      }
-    }
-    for (const auto* exit : own) {
-      ++out[exit];
-    }
-  }
-  return out;
-}
-
-// All nodes to which edges lead, however far.
-NodeSet reached_by(const edge_list& edges) {
-  NodeSet out;
-  std::vector<const Node*> todo;
-  const auto enter = [&](const edge_list& next) {
-    for (const auto& edge : next) {
-      if (edge.is_valid() && out.insert(edge.function.get()).second) {
-        todo.push_back(edge.function.get());
-      }
-    }
-  };
-  enter(edges);
-  while (!todo.empty()) {
-    const auto* node = todo.back();
-    todo.pop_back();
-    enter(node->next_edges());
-  }
-  return out;
-}
-
-// Whether one exit leads to another: then a gradient kept at the second would have that of the
-// first in it, and running on from both would count it twice.
-bool exits_meet(const ByNode<int>& exits) {
-  edge_list edges;
-  for (const auto& [exit, count] : exits) {
-    std::ranges::copy(exit->next_edges(), std::back_inserter(edges));
-  }
-  const auto reached = reached_by(edges);
-  return std::ranges::any_of(exits, [&](const auto& exit) { return reached.count(exit.first) != 0; });
-}
-
-// Whether an edge of a product leads to weights that can wait.
-bool waits_with(const Edge& edge, const Paths& paths, const ByNode<int>& exits) {
-  const auto* exit = edge.function.get();
-  return exit != nullptr && !paths.on_path(exit) && exits.at(exit) == 1;
-}
-
 }  // namespace
 
 struct Backward::State {
   // The first half where only products wait that run last: a backward of everything else.
-  std::vector<at::Tensor> run_all_but_last(const Paths& paths,
-                                           const ByNode<int>& exits,
+  std::vector<at::Tensor> run_all_but_last(const Paths& paths, const Exits& exits,
                                            const edge_list& roots, const variable_list& gradients,
                                            OwnerId owner, ScopeId scope);
 
@@ -320,7 +199,7 @@ at::Tensor take_gradient(const Edge& leaf) {
 }
 
 // Of products on the inputs' path with weights of their own, those that run last.
-std::vector<Node*> last_products(const Paths& paths, const ByNode<int>& exits) {
+std::vector<Node*> last_products(const Paths& paths, const Exits& exits) {
   constexpr size_t one_of = 4;
   std::vector<Node*> out;
   std::ranges::copy_if(paths.path(), std::back_inserter(out), [&](Node* node) {
@@ -462,9 +341,10 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
   return out;
 }
 
-std::vector<at::Tensor> Backward::State::run_all_but_last(
-    const Paths& paths, const ByNode<int>& exits, const edge_list& roots,
-    const variable_list& gradients, OwnerId owner, ScopeId scope) {
+std::vector<at::Tensor> Backward::State::run_all_but_last(const Paths& paths, const Exits& exits,
+                                                          const edge_list& roots,
+                                                          const variable_list& gradients,
+                                                          OwnerId owner, ScopeId scope) {
   struct Put {
     Edge at;            // its first input
     edge_list weights;  // its edges to them, elsewhere none
