@@ -16,6 +16,13 @@ constexpr uint32_t kLessons = 8;  // in a row that may leave something behind
 constexpr int kReadings = 8;      // until nothing comes or goes meanwhile
 constexpr size_t kShapes = 1024;  // of evaluations, that are remembered
 
+int64_t bytes_of(const at::Tensor& gradient) {
+  if (gradient.is_sparse()) {
+    return static_cast<int64_t>(gradient._values().nbytes() + gradient._indices().nbytes());
+  }
+  return gradient.layout() == c10::kStrided ? static_cast<int64_t>(gradient.nbytes()) : 0;
+}
+
 int64_t displaced(c10::Device device) {
   int64_t out = 0;
   for (const auto& part : parts()) {
@@ -61,7 +68,7 @@ int64_t Account::gradient_bytes() const {
   int64_t out = 0;
   for (const auto& [impl, leaf] : leaves_) {
     if (const at::Tensor tensor(leaf.lock()); tensor.defined() && tensor.grad().defined()) {
-      out += static_cast<int64_t>(tensor.grad().nbytes());
+      out += bytes_of(tensor.grad());
     }
   }
   return out;
@@ -71,7 +78,7 @@ void Account::add_leaves(const std::vector<at::Tensor>& leaves) {
   for (const auto& leaf : leaves) {
     const auto is_new = leaves_.try_emplace(leaf.unsafeGetTensorImpl(), leaf.getIntrusivePtr());
     if (is_new.second && leaf.grad().defined()) {
-      gradients_at_start_ += static_cast<int64_t>(leaf.grad().nbytes());
+      gradients_at_start_ += bytes_of(leaf.grad());
     }
   }
 }
@@ -122,7 +129,7 @@ void Account::begin(const std::vector<at::Tensor>& parameters) {
   lessons_.begin();
 }
 
-void Account::before() { before_ = level().whole; }
+void Account::before(int64_t given) { before_ = level().whole - given; }
 
 void Account::after(size_t position, const Action& action, uint64_t shapes, int64_t messages) {
   const auto level = this->level();

@@ -60,8 +60,9 @@ class Account {
   void begin(const std::vector<at::Tensor>& parameters);
   // Others, of which the step's first microbatch tells: of a loss, or a batch that wants one.
   void add_leaves(const std::vector<at::Tensor>& leaves);
-  // Right before a stage runs, with what it was given in place.
-  void before();
+  // Right before a stage runs, with what it was given in place, of which so many bytes are nobody
+  // else's.
+  void before(int64_t given);
   // `shapes` is a number for all those of the step so far, `messages` are bytes of receive buffers,
   // of tensors on their way out and of what goes to the caller. Throws BudgetError.
   void after(size_t position, const Action& action, uint64_t shapes, int64_t messages);

@@ -1,12 +1,12 @@
 #include <tenure/pipeline/backward.h>
 
+#include <tenure/pipeline/node_hooks.h>
 #include <tenure/pipeline/paths.h>
 #include <tenure/pipeline/products.h>
 
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -58,18 +58,6 @@ struct SameEdge {
 template <class T>
 using ByEdge = std::unordered_map<Edge, T, EdgeHash, SameEdge>;
 
-bool is_hooked(Node& node) {
-  return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
-         !node.post_hooks().empty() || !node.retains_grad_hooks().empty();
-}
-
-// Whether a gradient of a leaf that is asked for passes it by: it would pass these hooks on its way
-// into `.grad`.
-bool is_passed_by(Node& leaf) {
-  return !leaf.pre_hooks().empty() || !leaf.post_hooks().empty() ||
-         leaf.tensor_post_acc_grad_hooks() != nullptr;
-}
-
 // Of an operator of ATen: neither a user's own nor one of torch's that runs other code.
 bool is_generated(const Node& node) {
   static constexpr std::string_view mangled = "N5torch8autograd9generated";
@@ -92,6 +80,15 @@ bool is_plain(const Paths& paths) {
   });
 }
 
+// A backward of its own runs in it, which torch refuses where gradients are asked for and not
+// accumulated.
+bool is_reentrant_checkpoint(const Node& node) {
+  if (is_generated(node) || typeid(node) == typeid(torch::autograd::AccumulateGrad)) {
+    return false;
+  }
+  return node.name() == "CheckpointFunctionBackward";
+}
+
 // A node whose weights wait: its incoming gradients, and by edge whether it leads to such a weight.
 struct Waiting {
   edge_list incoming;
@@ -107,32 +104,6 @@ struct Waiting {
   }
 };
 
-// What a node is given in a backward.
-class KeepGiven : public torch::autograd::FunctionPreHook {
- public:
-  explicit KeepGiven(std::shared_ptr<variable_list> given) : given_(std::move(given)) {}
-  variable_list operator()(const variable_list& gradients) override {
-    *given_ = gradients;
-    return gradients;
-  }
-
- private:
-  std::shared_ptr<variable_list> given_;  // the graph may outlive who asks
-};
-
-// What a node has saved goes when it has run, though the graph is kept for others.
-class ReleaseSaved : public torch::autograd::FunctionPostHook {
- public:
-  explicit ReleaseSaved(Node& node) : node_(node) {}
-  variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
-    node_.release_variables();
-    return outputs;
-  }
-
- private:
-  Node& node_;  // has this
-};
-
 }  // namespace
 
 struct Backward::State {
@@ -144,9 +115,12 @@ struct Backward::State {
   edge_list inputs;
   edge_list outputs;  // an edge without a node: that output has no graph
   std::vector<Waiting> waiting;
-  // Gradients on their way to weights: where they are and what they are.
+  // Gradients on their way to weights: where they are and what they are. Hooks on them have run.
   edge_list settled;
   std::vector<Alias> settled_gradients;
+  // The same of outputs that no input leads to.
+  edge_list apart;
+  std::vector<Alias> apart_gradients;
 };
 
 void install_translator(void (*translate)()) { g_translate.store(translate); }
@@ -262,11 +236,28 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
   }
   const Paths paths(roots.edges, inputs);
   const auto exits = exits_of(paths);
-  if (exits_meet(exits) || (halves != Halves::always && !is_plain(paths))) {
+  if (exits_meet(exits) || (halves != Halves::always && !is_plain(paths)) ||
+      std::ranges::any_of(paths.nodes(),
+                          [](const Node* node) { return is_reentrant_checkpoint(*node); })) {
     return whole();
   }
   if (halves == Halves::last_if_plain) {
     return state_->run_all_but_last(paths, exits, roots.edges, roots.gradients, owner, scope);
+  }
+  // Outputs that no input leads to are weights' alone: their gradients go on in the other half.
+  Roots on_path;
+  Roots apart;
+  for (size_t i = 0; i < roots.edges.size(); ++i) {
+    auto& into = paths.on_path(roots.edges[i].function.get()) ? on_path : apart;
+    into.edges.push_back(roots.edges[i]);
+    into.gradients.push_back(roots.gradients[i]);
+  }
+  // A hook is to see the whole gradient, once.
+  const auto hook_meets = [reached = reached_by(apart.edges)](const auto& exit) {
+    return reached.count(exit.first) != 0 && has_tensor_hooks(*exit.first);
+  };
+  if (on_path.edges.empty() || std::ranges::any_of(exits, hook_meets)) {
+    return whole();
   }
   // What this half is asked for: the inputs' gradients, those of weights that do not wait, and the
   // incoming gradients of nodes whose weights do.
@@ -302,7 +293,7 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
       node->add_post_hook(std::make_unique<ReleaseSaved>(*node));
     }
   }
-  auto found = execute(roots.edges, roots.gradients, After::keep_graph, Leaves::capture, asked);
+  auto found = execute(on_path.edges, on_path.gradients, After::keep_graph, Leaves::capture, asked);
 
   auto next = static_cast<std::ptrdiff_t>(inputs.size());
   ByEdge<at::Tensor> by_edge;
@@ -321,12 +312,9 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
   for (const auto& edge : state_->settled) {
     state_->settled_gradients.push_back(kept(edge));
   }
-  // Outputs that no input leads to are weights' alone.
-  for (size_t i = 0; i < roots.edges.size(); ++i) {
-    if (!paths.on_path(roots.edges[i].function.get())) {
-      state_->settled.push_back(roots.edges[i]);
-      state_->settled_gradients.emplace_back(roots.gradients[i], owner, scope);
-    }
+  state_->apart = std::move(apart.edges);
+  for (const auto& gradient : apart.gradients) {
+    state_->apart_gradients.emplace_back(gradient, owner, scope);
   }
   for (const auto& one : state_->waiting) {  // last: other nodes of the path may go with it
     one.cut();
@@ -404,7 +392,9 @@ void Backward::run_weights() {
   for (auto& one : state->waiting) {
     add(one.incoming, one.gradients);
   }
+  const WithoutTensorHooks once(state->settled);
   add(state->settled, state->settled_gradients);
+  add(state->apart, state->apart_gradients);
   if (!roots.edges.empty()) {
     execute(roots.edges, roots.gradients, After::free_graph, Leaves::accumulate);
   }

@@ -54,14 +54,14 @@ void Paths::visit(Node* root) {
 Exits exits_of(const Paths& paths) {
   Exits out;
   for (const auto* node : paths.path()) {
-    c10::SmallVector<const Node*, 4> own;
+    c10::SmallVector<Node*, 4> own;
     for (const auto& edge : node->next_edges()) {
-      const auto* exit = edge.function.get();
+      auto* exit = edge.function.get();
       if (edge.is_valid() && !paths.on_path(exit) && std::ranges::find(own, exit) == own.end()) {
         own.push_back(exit);
       }
     }
-    for (const auto* exit : own) {
+    for (auto* exit : own) {
       ++out[exit];
     }
   }
@@ -98,7 +98,7 @@ bool exits_meet(const Exits& exits) {
 }
 
 bool waits_with(const Edge& edge, const Paths& paths, const Exits& exits) {
-  const auto* exit = edge.function.get();
+  auto* exit = edge.function.get();
   return exit != nullptr && !paths.on_path(exit) && exits.at(exit) == 1;
 }
 

@@ -38,7 +38,7 @@ class Paths {
 };
 
 // The nodes to which the path is left, with how many nodes of the path lead to each.
-using Exits = ByNode<int>;
+using Exits = ska::flat_hash_map<torch::autograd::Node*, int>;
 Exits exits_of(const Paths& paths);
 // Whether one exit leads to another: then a gradient kept at the second would have that of the
 // first in it, and running on from both would count it twice.

@@ -1,10 +1,10 @@
 #include <tenure/pipeline/step.h>
 
 #include <tenure/core/error.h>
-#include <tenure/core/names.h>
 #include <tenure/core/release.h>
 #include <tenure/core/text.h>
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full_like.h>
 #include <c10/util/hash.h>
@@ -16,10 +16,6 @@
 
 namespace tenure::pipeline {
 namespace {
-
-OwnerId owner_named(OwnerKind kind, const char* what, uint32_t stage) {
-  return intern_owner(kind, text(what, " of stage ", stage));
-}
 
 c10::Device device_of(const std::vector<std::unique_ptr<Stage>>& stages) {
   for (const auto& stage : stages) {
@@ -131,18 +127,31 @@ void Pipeline::Step::run_action() {
       break;
   }
   count_in_flight();
+  if (state_.account) {
+    drop_casts();
+  }
   if (!accounted()) {
     return;
   }
-  state_.account->after(
-      position_, action, shapes_,
-      state_.channel.held_bytes() + state_.channel.sending_bytes() + handed_out());
+  state_.account->after(position_, action, shapes_,
+                        state_.channel.held_bytes() + state_.channel.sending_bytes() +
+                            handed_.gradient_bytes() + handed_out());
+}
+
+// Strict counts what a microbatch takes, so each casts its weights itself: what autocast keeps of
+// them would stay until the caller's block ends.
+void Pipeline::Step::drop_casts() const {
+  const auto device = state_.channel.device().type();
+  if (at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device) &&
+      at::autocast::is_autocast_cache_enabled()) {
+    at::autocast::clear_cache();
+  }
 }
 
 void Pipeline::Step::before_stage() {
   state_.channel.settle();
   if (accounted()) {
-    state_.account->before();
+    state_.account->before(std::exchange(handed_in_, 0));
   }
 }
 
@@ -167,15 +176,6 @@ void Pipeline::Step::count_in_flight() {
   }
 }
 
-ScopeId Pipeline::Step::scope_of(uint32_t microbatch) {
-  auto [found, is_new] = scopes_.try_emplace(microbatch, ScopeId::process);
-  if (is_new) {
-    static const auto name = intern("microbatch");
-    found->second = open_scope({.name = name, .count = microbatch}, OnClose::report);
-  }
-  return found->second;
-}
-
 void Pipeline::Step::end_microbatch(const Action& action) {
   auto of = flights_.extract({action.stage, action.microbatch});
   for (const auto& input : of.mapped().received) {
@@ -192,7 +192,7 @@ void Pipeline::Step::end_microbatch(const Action& action) {
   const auto last = std::ranges::none_of(
       flights_, [&](const auto& entry) { return entry.first.second == action.microbatch; });
   if (last && is_over(action.microbatch)) {
-    close_microbatch(action.microbatch, Ending::normal);
+    scopes_.close(action.microbatch);
   }
 }
 
@@ -202,20 +202,10 @@ bool Pipeline::Step::is_over(uint32_t microbatch) const {
                       [&](const Action& action) { return action.microbatch == microbatch; });
 }
 
-void Pipeline::Step::close_microbatch(uint32_t microbatch, Ending ending) {
-  if (const auto found = scopes_.find(microbatch); found != scopes_.end()) {
-    const auto id = found->second;
-    scopes_.erase(found);
-    if (const auto left = close_scope(id, ending); ending == Ending::normal && !left.empty()) {
-      throw ScopeError(left.text());
-    }
-  }
-}
-
 std::vector<Sent> Pipeline::Step::given(const Action& action, std::vector<Alias>& leases) {
   if (const auto& need = plan_.messages.steps[position_].need) {
     took_here_ = true;  // whether it comes or not
-    auto received = state_.channel.take(*need, scope_of(action.microbatch), leases);
+    auto received = state_.channel.take(*need, scopes_.of(action.microbatch), leases);
     if (action.kind == Kind::forward) {
       shares_.learn(action.microbatch, received.share);
     }
@@ -223,17 +213,9 @@ std::vector<Sent> Pipeline::Step::given(const Action& action, std::vector<Alias>
     return std::move(received.tensors);
   }
   const auto cargo = action.kind == Kind::forward ? Cargo::activations : Cargo::gradients;
-  auto handed = handed_.extract({cargo, action.stage, action.microbatch});
-  std::vector<Sent> out;
-  if (handed.empty()) {
-    return out;
-  }
-  const auto& what = handed.mapped();
-  for (size_t i = 0; i < what.tensors.size(); ++i) {
-    const auto& alias = what.tensors[i];
-    out.push_back({alias.defined() ? alias.tensor() : at::Tensor(), what.gradients[i]});
-  }
-  return out;
+  auto handed = handed_.take(cargo, action.stage, action.microbatch);
+  handed_in_ = handed.gradient_bytes;
+  return std::move(handed.tensors);
 }
 
 void Pipeline::Step::note_shapes(const std::vector<Sent>& tensors) {
@@ -264,17 +246,10 @@ void Pipeline::Step::pass_on(const Action& action, const std::vector<Sent>& tens
     sent_here_ = true;
     return;
   }
-  const auto scope = scope_of(action.microbatch);
   const auto forward = action.kind == Kind::forward;
-  const auto next = forward ? action.stage + 1 : action.stage - 1;
-  auto& handed =
-      handed_[{forward ? Cargo::activations : Cargo::gradients, next, action.microbatch}];
-  const auto owner =
-      owner_named(forward ? OwnerKind::activation : OwnerKind::gradient, "input", next);
-  for (const auto& sent : tensors) {
-    handed.tensors.push_back(sent.tensor.defined() ? Alias(sent.tensor, owner, scope) : Alias());
-    handed.gradients.push_back(sent.gradient);
-  }
+  handed_.put(forward ? Cargo::activations : Cargo::gradients,
+              forward ? action.stage + 1 : action.stage - 1, action.microbatch, tensors,
+              scopes_.of(action.microbatch));
 }
 
 void Pipeline::Step::run_forward(const Action& action) {
@@ -381,7 +356,7 @@ void Pipeline::Step::run_backward(const Action& action) {
   auto gradients = gradients_for(action, received);
   before_stage();
   received.clear();  // whoever needs them on has them
-  const auto scope = scope_of(action.microbatch);
+  const auto scope = scopes_.of(action.microbatch);
   const auto early = leaves_early(action);
   const auto halves = !early                              ? Halves::always
                       : position_ + 1 == actions().size() ? Halves::if_plain
@@ -390,7 +365,8 @@ void Pipeline::Step::run_backward(const Action& action) {
       action.kind == Kind::backward && !early
           ? of.backward.run(gradients)
           : of.backward.run_inputs(
-                gradients, owner_named(OwnerKind::gradient, "kept for weights", action.stage),
+                gradients,
+                intern_owner(OwnerKind::gradient, text("kept for weights of stage ", action.stage)),
                 scope, halves);
   of.waits = action.kind == Kind::input_backward;
   gradients.clear();
@@ -456,9 +432,7 @@ void Pipeline::Step::give_up(const Failure& failure) {
     }
   }
   state_.channel.abandon(failure, unmade, unneeded);
-  while (!scopes_.empty()) {
-    close_microbatch(scopes_.begin()->first, Ending::exception);
-  }
+  scopes_.drop();
 }
 
 }  // namespace tenure::pipeline

@@ -8,7 +8,9 @@
 #include <tenure/pipeline/backward.h>
 #include <tenure/pipeline/bound.h>
 #include <tenure/pipeline/channel.h>
+#include <tenure/pipeline/handed.h>
 #include <tenure/pipeline/messages.h>
+#include <tenure/pipeline/microbatch_scopes.h>
 #include <tenure/pipeline/pipeline.h>
 #include <tenure/pipeline/shares.h>
 
@@ -19,7 +21,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -42,12 +43,6 @@ struct Flight {
   std::vector<Alias> received;  // inputs that came from another rank
   Backward backward;
   bool waits = false;  // for the gradients of the weights alone
-};
-
-// Tensors for a stage of the same rank.
-struct Handed {
-  std::vector<Alias> tensors;
-  std::vector<Spec::Gradient> gradients;
 };
 
 // What a rank keeps from step to step.
@@ -102,13 +97,10 @@ class Pipeline::Step {
   // Of the graphs that there are, whatever the schedule says.
   InFlight in_flight_now() const;
   void count_in_flight();
-  // Everything of a microbatch on this rank is leased in a scope of its own.
-  ScopeId scope_of(uint32_t microbatch);
   Flight& flight(const Action& action) { return flights_[{action.stage, action.microbatch}]; }
   void end_microbatch(const Action& action);
   // Whether this rank does nothing more for a microbatch.
   bool is_over(uint32_t microbatch) const;
-  void close_microbatch(uint32_t microbatch, Ending ending);
   // What a stage is given: from another rank, from a stage of this one, or nothing.
   std::vector<Sent> given(const Action& action, std::vector<Alias>& leases);
   void note_shapes(const std::vector<Sent>& tensors);
@@ -128,6 +120,7 @@ class Pipeline::Step {
   // not been measured.
   bool leaves_early(const Action& action) const;
   void run_weights(const Action& action);
+  void drop_casts() const;
   int64_t handed_out() const;
   void give_up(const Failure& failure);
 
@@ -144,9 +137,10 @@ class Pipeline::Step {
   bool took_here_ = false;
   bool sent_here_ = false;
   StepResult result_;
-  std::map<uint32_t, ScopeId> scopes_;                              // by microbatch
-  std::map<std::pair<uint32_t, uint32_t>, Flight> flights_;         // by stage and microbatch
-  std::map<std::tuple<Cargo, uint32_t, uint32_t>, Handed> handed_;  // by stage and microbatch
+  MicrobatchScopes scopes_;
+  std::map<std::pair<uint32_t, uint32_t>, Flight> flights_;  // by stage and microbatch
+  Handed handed_;
+  int64_t handed_in_ = 0;  // bytes of the gradients that this action was handed
 };
 
 }  // namespace tenure::pipeline

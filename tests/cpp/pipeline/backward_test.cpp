@@ -11,6 +11,7 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sigmoid.h>
@@ -197,6 +198,65 @@ TEST(Backward, HooksOnTheWayIntoAnInputsGradientRun) {
     EXPECT_EQ(tensor_hook, 1);
     EXPECT_TRUE(layer.weight.grad().defined());
   }
+}
+
+// Of a stage with a weight that does not wait, and of one that no input leads to.
+struct Mixed : Layer {
+  at::Tensor scale = at::randn({8}).requires_grad_();
+  at::Tensor lone = at::randn({4, 8}).requires_grad_();
+
+  std::vector<at::Tensor> run() const {
+    return {at::mul(at::gelu(at::linear(input, weight)), scale), at::sigmoid(lone)};
+  }
+  std::vector<at::Tensor> weights() const { return {weight, scale, lone}; }
+  static std::vector<at::Tensor> ones(const std::vector<at::Tensor>& outputs) {
+    return {at::ones_like(outputs[0]), at::ones_like(outputs[1])};
+  }
+};
+
+TEST(Backward, HooksOnWeightsRunOnceWhicheverHalfFindsThem) {
+  Mixed stage;
+  std::vector<int> runs(3);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    stage.weights()[i].register_hook([&runs, i](const at::Tensor& gradient) {
+      ++runs[i];
+      return at::mul(gradient, 2);
+    });
+  }
+  const auto outputs = stage.run();
+  Backward halves({stage.input}, outputs);
+  stage.gradients = Mixed::ones(outputs);
+  const auto found = stage.first_half_of(halves, Halves::always);
+  EXPECT_FALSE(stage.weight.grad().defined());
+  halves.run_weights();
+  EXPECT_EQ(runs, std::vector<int>(3, 1));
+
+  std::vector<at::Tensor> in_halves;
+  for (const auto& weight : stage.weights()) {
+    in_halves.push_back(std::exchange(weight.mutable_grad(), {}));
+  }
+  Backward whole({stage.input}, stage.run());
+  EXPECT_TRUE(at::equal(found[0], whole.run(stage.gradients)[0]));
+  EXPECT_EQ(runs, std::vector<int>(3, 2));
+  for (size_t i = 0; i < in_halves.size(); ++i) {
+    EXPECT_TRUE(at::equal(in_halves[i], stage.weights()[i].grad()));
+  }
+}
+
+// Of a weight that both outputs lead to, only one of them by way of the input.
+TEST(Backward, AHookSeesTheWholeGradient) {
+  Layer layer;
+  const auto scale = at::randn({8}).requires_grad_();
+  std::vector<at::Tensor> seen;
+  scale.register_hook([&](const at::Tensor& gradient) { seen.push_back(gradient.clone()); });
+  const std::vector<at::Tensor> outputs{
+      at::mul(at::gelu(at::linear(layer.input, layer.weight)), scale), at::sigmoid(scale)};
+  Backward backward({layer.input}, outputs);
+  layer.gradients = Mixed::ones(outputs);
+  const auto found = layer.first_half_of(backward, Halves::always);
+  backward.run_weights();
+  ASSERT_EQ(seen.size(), 1U);
+  EXPECT_TRUE(at::equal(seen[0], scale.grad()));
 }
 
 }  // namespace
