@@ -138,6 +138,9 @@ Schedule from_csv(std::string_view csv, std::string_view name) {
   out.name = name;
   size_t actions = 0;
   std::vector<std::vector<uint32_t>> cells;
+  if (constexpr std::string_view mark = "\xef\xbb\xbf"; csv.starts_with(mark)) {
+    csv.remove_prefix(mark.size());  // some spreadsheets write it
+  }
   for (const auto line : split(csv, '\n')) {
     if (trimmed(line).empty()) {
       continue;

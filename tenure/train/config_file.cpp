@@ -124,7 +124,8 @@ void read_rope(const Members& file, ModelConfig& config) {
   }
   const auto rope = file.members(name);
   config.rope_theta = rope.real_or("rope_theta", config.rope_theta);
-  const auto type = rope.string_or("rope_type", "default");
+  // Its name until transformers 4.43 was `type`.
+  const auto type = rope.string_or(rope.has("rope_type") ? "rope_type" : "type", "default");
   file.demand(type == "default" || type == "llama3", text("RoPE of type ", type));
   if (type == "llama3") {
     config.rope_scaling = RopeScaling{

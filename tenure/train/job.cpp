@@ -76,6 +76,15 @@ void check_figures(const Job& job) {
   if (job.sample_every > 0 && job.prompt.empty()) {
     throw InputError("a sample continues a prompt: give it one character at least.");
   }
+  for (const auto byte : job.prompt) {
+    const auto token = static_cast<int64_t>(static_cast<unsigned char>(byte));
+    if (job.sample_every > 0 && token >= job.model.vocab) {
+      throw InputError(
+          text("a sample cannot continue this prompt: its bytes are tokens, one of them ", token,
+               ", and the model has ", job.model.vocab,
+               " tokens: give another prompt, or take no samples."));
+    }
+  }
 }
 
 void check_ranks(const Job& job, int64_t ranks) {
@@ -194,6 +203,14 @@ pipeline::Schedule pipeline_of(const Job& job) {
     throw InputError(text(job.pipeline, " is for ", count_text(out.ranks(), "rank"), " and ",
                           count_text(out.microbatches, "microbatch"), ", and the job has ", ranks,
                           " and ", microbatches, "."));
+  }
+  const auto trains = [](const auto& actions) {
+    return std::ranges::any_of(actions, [](const pipeline::Action& action) {
+      return action.kind != pipeline::Kind::forward;
+    });
+  };
+  if (std::ranges::none_of(out.actions, trains)) {
+    throw InputError(text(job.pipeline, " has no backward, so that nothing would be trained."));
   }
   return out;
 }

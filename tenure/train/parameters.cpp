@@ -222,13 +222,17 @@ class ShardedParameters final : public Parameters {
     }
   }
 
-  // "transformer.h.3" of "transformer.h.3.ln_1.weight" and "transformer.h.3.mlp.c_fc.weight"
+  // "transformer.h.3" of "transformer.h.3.ln_1.weight" and "transformer.h.3.mlp.c_fc.weight"; of
+  // those that have nothing in common, "model.norm.weight" and "lm_head.weight", the first one's
+  // module.
   static std::string unit_name(const shard::Model::Parameters& weights) {
     auto common = weights.front().first;
     for (const auto& [name, value] : weights) {
       common.resize(static_cast<size_t>(std::ranges::mismatch(common, name).in1 - common.begin()));
     }
-    return common.substr(0, common.rfind('.'));
+    const auto& first = weights.front().first;
+    const auto& of = common.find('.') == std::string::npos ? first : common;
+    return of.substr(0, of.rfind('.'));
   }
 
   Stages stages_;

@@ -48,12 +48,14 @@ at::Tensor rope_frequencies(const ModelConfig& config) {
 at::Tensor Rope::turn(const at::Tensor& x) {
   tabulate(x);
   const auto halves = x.chunk(2, -1);
-  return x * cos_ + at::cat({-halves[1], halves[0]}, -1) * sin_;
+  const auto length = x.size(-2);
+  return x * cos_.narrow(0, 0, length) +
+         at::cat({-halves[1], halves[0]}, -1) * sin_.narrow(0, 0, length);
 }
 
 void Rope::tabulate(const at::Tensor& like) {
   const auto length = like.size(-2);
-  if (cos_.defined() && cos_.size(0) == length && cos_.device() == like.device() &&
+  if (cos_.defined() && cos_.size(0) >= length && cos_.device() == like.device() &&
       cos_.scalar_type() == like.scalar_type()) {
     return;
   }

@@ -1,6 +1,7 @@
 // Rope: the tables of cosines and sines that turn queries and keys by their positions. One for all
-// blocks of a stage, which share what it computed last: one table a length, device and type, not
-// one a layer.
+// blocks of a stage: one table, as long as the longest rows so far, and not one a layer. What
+// samples and evaluations ask for in between does not have it made again in the midst of a training
+// step.
 //
 // One thread at a time.
 #pragma once
@@ -27,7 +28,7 @@ class Rope {
   void tabulate(const at::Tensor& like);
 
   at::Tensor frequencies_;
-  at::Tensor cos_;  // both [T, head_width]
+  at::Tensor cos_;  // both [longest T, head_width]
   at::Tensor sin_;
 };
 

@@ -127,6 +127,11 @@ TEST(Csv, ACellOfAScheduleThatCannotRunIsCountedAsInTheFile) {
   EXPECT_TRUE(says(refusal("0F0,,,0B0\n,1B0,1F0,"), "rank 1, cell 1 (1B0)"));
 }
 
+TEST(Csv, WhatASpreadsheetPutsInFrontIsNoPartOfACell) {
+  const auto csv = to_csv(make_schedule("1f1b", 2, 4));
+  EXPECT_EQ(to_csv(from_csv("\xef\xbb\xbf" + csv, "")), csv);
+}
+
 TEST(Csv, AZeroByteDoesNotCutWhatIsSaid) {
   EXPECT_TRUE(says(refusal("0F0,x\0y"sv), "is no action"));
 }

@@ -55,10 +55,10 @@ class Heard:
         self.saved_at.append(path)
 
 
-def tiny(kind: str = "gpt2") -> _C.TrainConfig:
+def tiny(kind: str = "gpt2", vocab: int = 256) -> _C.TrainConfig:
     return _C.TrainConfig(
         kind=kind, layers=4, heads=2, kv_heads=2 if kind == "gpt2" else 1, width=16, hidden=32,
-        vocab=256, context=32, tied=kind == "gpt2",
+        vocab=vocab, context=32, tied=kind == "gpt2",
     )  # fmt: skip
 
 
@@ -356,9 +356,11 @@ class TestMeanwhile:
         assert alone.samples == split.samples
         torch.testing.assert_close(alone.evaluations, split.evaluations, rtol=0, atol=1e-5)
 
-    def test_asking_changes_nothing(self) -> None:
-        asking = {"evaluate_every": 2, "sample_every": 2, "sample_tokens": 2}
-        same(*run_each(1, 1, [asking, {"evaluate_every": 100}]))
+    @pytest.mark.parametrize("kind", ["gpt2", "llama"])
+    def test_asking_changes_nothing(self, kind: str) -> None:
+        """Nor what a step may hold: a sample's rows have another length than a step's."""
+        asking = {"evaluate_every": 2, "sample_every": 1, "sample_tokens": 2, "prompt": "A"}
+        same(*run_each(1, 1, [{"kind": kind, **of} for of in (asking, {"evaluate_every": 100})]))
 
     def test_all_ranks_stop_when_one_has_enough(self, tmp_path: Path) -> None:
         results = run(pp=2, steps=50, stop_at=4, checkpoints=str(tmp_path))
@@ -486,11 +488,13 @@ class TestBadJobs:
             ({"learning_rate": float("nan")}, "learning rate"),
             ({"beta1": 1.0}, "beta1"),
             ({"sample_every": 1, "prompt": ""}, "prompt"),
+            ({"sample_every": 1, "prompt": "q\u00e9"}, "one of them 195, and the model has 128"),
             ({"timeout": 0.0}, "timeout"),
         ],
     )
     def test_say_so_in_a_sentence(self, options: dict[str, Any], words: str) -> None:
-        wrong = job(**options)
+        model = tiny(vocab=128) if "prompt" in options else None
+        wrong = job(model, **options)
         with pytest.raises(tenure.InputError, match=words):
             wrong.check(options.get("pp", 1))
 
@@ -512,4 +516,10 @@ class TestBadJobs:
         path = tmp_path / "stuck.csv"
         path.write_text("0F0,0B0,0F1,0B1\n1B0,1F0,1F1,1B1\n")
         with pytest.raises(tenure.InputError, match=r"stuck\.csv|1B0"):
+            job(pp=2, microbatches=2, schedule=str(path)).check(2)
+
+    def test_a_file_that_trains_nothing(self, tmp_path: Path) -> None:
+        path = tmp_path / "forward.csv"
+        path.write_text("0F0,0F1\n1F0,1F1\n")
+        with pytest.raises(tenure.InputError, match=r"forward\.csv has no backward"):
             job(pp=2, microbatches=2, schedule=str(path)).check(2)

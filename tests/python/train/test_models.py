@@ -167,6 +167,14 @@ def test_a_model_that_was_evaluated_still_trains() -> None:
     assert torch.equal(loss, evaluated)
 
 
+def test_shorter_rows_after_longer_ones_are_turned_the_same() -> None:
+    ours = CONFIGS["llama"]
+    tokens, _ = batch(ours)
+    of_both, of_one = TrainStage(ours, seed=1), TrainStage(ours, seed=1)
+    of_both(tokens)
+    assert torch.equal(of_both(tokens[:, :17]), of_one(tokens[:, :17]))
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_autocast_computes_in_bf16_and_keeps_weights_and_gradients_in_fp32(name: str) -> None:
     stage = TrainStage(CONFIGS[name], seed=1)
@@ -375,13 +383,15 @@ def test_a_config_of_another_model(
         TrainConfig.read(str(file))
 
 
-def test_a_config_as_transformers_4_wrote_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("type_key", ["rope_type", "type"])
+def test_a_config_as_transformers_4_wrote_it(tmp_path: Path, type_key: str) -> None:
     file = tmp_path / "config.json"
     ours = CONFIGS["llama-scaled"]
     ours.write(str(file))
     old = json.loads(file.read_text())
     old["rope_scaling"] = old.pop("rope_parameters")
     del old["rope_scaling"]["rope_theta"]
+    old["rope_scaling"][type_key] = old["rope_scaling"].pop("rope_type")
     file.write_text(json.dumps(old))
     assert TrainConfig.read(str(file)) == ours
 
