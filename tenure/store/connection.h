@@ -30,7 +30,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
  public:
   using Time = std::chrono::steady_clock::time_point;
   using Notice = std::shared_ptr<const std::vector<std::byte>>;  // of all that are told
-  enum class Place : uint8_t { taken, none };                    // none: it is told so
+  enum class Place : uint8_t { taken, none, no_descriptors };    // if it has none it is told so
 
   Connection(Serving& serving, std::unique_ptr<Stream> stream, Place place);
   Connection(const Connection&) = delete;
@@ -38,6 +38,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Connection(Connection&&) = delete;
   Connection& operator=(Connection&&) = delete;
   ~Connection();
+
+  // Of one that has no place.
+  static Verdict verdict_of(Place place) {
+    return place == Place::none ? Verdict::full : Verdict::no_descriptors;
+  }
 
   // Does what can be done now, and waits for the rest.
   void turn();

@@ -149,7 +149,7 @@ std::optional<Answer> decode_answer(std::span<const std::byte, kAnswerBytes> byt
     answer.verdict = Verdict::other_version;
     return answer;
   }
-  if (front->number == 0 || front->number > static_cast<uint8_t>(Verdict::refused)) {
+  if (front->number == 0 || front->number > static_cast<uint8_t>(Verdict::no_descriptors)) {
     return std::nullopt;
   }
   answer.verdict = static_cast<Verdict>(front->number);

@@ -41,7 +41,8 @@ enum class Verdict : uint8_t {
   other_version = 2,
   other_job = 3,
   full = 4,
-  refused = 5
+  refused = 5,
+  no_descriptors = 6  // for another connection
 };
 
 inline constexpr size_t kAnswerBytes = 80;

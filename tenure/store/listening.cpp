@@ -6,6 +6,7 @@
 #include <tenure/store/listening.h>
 #include <tenure/store/stream.h>
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -25,12 +26,15 @@ constexpr milliseconds kMomentToSpeak{10};
 constexpr milliseconds kMomentToProve{250};
 constexpr milliseconds kIdle{1'000};  // it may not have read the last answer's end
 constexpr milliseconds kNoDescriptors{100};
+constexpr milliseconds kShortage{1'000};  // it may be over soon
 
-void say_full(int descriptor) {
+void say(int descriptor, Verdict verdict) {
   Answer answer;
-  answer.verdict = Verdict::full;
+  answer.verdict = verdict;
   send_bytes(descriptor, encode(answer));
 }
+
+Descriptor one_to_keep() { return Descriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 }  // namespace
 
@@ -39,7 +43,8 @@ Listening::Listening(Serving& serving, Socket socket, Wire wire)
       socket_(std::move(socket)),
       wire_(wire),
       waiter_(serving.io, socket_.get()),
-      pause_(serving.io) {}
+      pause_(serving.io),
+      kept_(one_to_keep()) {}
 
 Listening::~Listening() { stop(); }
 
@@ -76,8 +81,9 @@ void Listening::accept_some() {
     }
     const int accepted = ::accept4(socket_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (accepted >= 0) {
+      short_since_.reset();
       try {
-        admit(Socket(accepted));
+        admit(Socket(accepted), Connection::Place::taken);
       } catch (const std::exception&) {
         // No memory for one more: as full as by any other limit.
         serving_.counters.refused_full.fetch_add(1, std::memory_order_relaxed);
@@ -87,10 +93,12 @@ void Listening::accept_some() {
     if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
     }
-    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+    const bool is_short = errno == EMFILE || errno == ENFILE;
+    if (is_short || errno == ENOBUFS || errno == ENOMEM) {
+      const bool turns_away = is_short && is_long_short();
       // The socket stays readable: waiting on it would spin.
       if (!end_one(serving_.first_to_go(std::nullopt), serving_.longest_spare(), kNoDescriptors)) {
-        return;
+        return turns_away ? turn_away() : void();
       }
     }
   }
@@ -138,25 +146,50 @@ bool Listening::end_one(const std::shared_ptr<Connection>& stranger,
   return false;
 }
 
-void Listening::admit(Socket socket) {
+bool Listening::is_long_short() {
+  const auto now = std::chrono::steady_clock::now();
+  if (!short_since_) {
+    short_since_ = now;
+  }
+  return now - *short_since_ >= kShortage;
+}
+
+void Listening::turn_away() {
+  for (int i = 0; i < kAcceptedInATurn; ++i) {
+    if (!kept_.is_open()) {
+      kept_ = one_to_keep();
+    }
+    kept_.close();
+    const int accepted = ::accept4(socket_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (accepted < 0) {
+      break;
+    }
+    admit(Socket(accepted), Connection::Place::no_descriptors);
+  }
+  kept_ = one_to_keep();
+}
+
+void Listening::admit(Socket socket, Connection::Place place) {
   auto& counters = serving_.counters;
   counters.accepted.fetch_add(1, std::memory_order_relaxed);
   if (wire_ == Wire::local && !is_own_user(socket.get())) {
     counters.refused_user.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  const bool is_full = serving_.connections.size() >= serving_.options.most_connections;
+  if (place == Connection::Place::taken &&
+      serving_.connections.size() >= serving_.options.most_connections) {
+    place = Connection::Place::none;
+  }
   // Over TLS it can be told only when TLS has begun; as a stranger it makes place again.
-  if (is_full && wire_ != Wire::tls) {
+  if (place != Connection::Place::taken && wire_ != Wire::tls) {
     counters.refused_full.fetch_add(1, std::memory_order_relaxed);
-    return say_full(socket.get());
+    return say(socket.get(), Connection::verdict_of(place));
   }
   if (wire_ != Wire::local) {
     tune_tcp(socket.get(), serving_.options.stall_ms);
   }
   auto stream = wire_ == Wire::tls ? tls_stream(std::move(socket), *serving_.tls)
                                    : plain_stream(std::move(socket), wire_);
-  const auto place = is_full ? Connection::Place::none : Connection::Place::taken;
   auto connection = std::make_shared<Connection>(serving_, std::move(stream), place);
   serving_.connections.emplace(connection.get(), connection);
   counters.connections.store(serving_.connections.size(), std::memory_order_relaxed);

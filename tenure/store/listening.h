@@ -2,9 +2,12 @@
 // not keep others out: those that are here longest go first, once they had a moment to speak, and
 // the next ones wait in the kernel until then. Those that said nothing go before those that said
 // hello, after a shorter moment. Where no stranger had its moment, a member's connection that lies
-// idle and can be spared goes. On the server's thread. Torch-free; needs Asio.
+// idle and can be spared goes. Where the process has had no descriptors left for a while, those
+// that come are told so over one that is kept for this. On the server's thread. Torch-free; needs
+// Asio.
 #pragma once
 
+#include <tenure/store/connection.h>
 #include <tenure/store/hello.h>
 #include <tenure/store/serving.h>
 #include <tenure/store/socket.h>
@@ -14,6 +17,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 
 namespace tenure::store {
 
@@ -40,13 +44,19 @@ class Listening {
   // at most, and returns false.
   bool end_one(const std::shared_ptr<Connection>& stranger,
                const std::shared_ptr<Connection>& spare, std::chrono::milliseconds pause_for);
-  void admit(Socket socket);
+  void admit(Socket socket, Connection::Place place);
+  // Whether there have been none for longer than it takes others to give some back.
+  bool is_long_short();
+  // Those that wait are let in over the descriptor that is kept, to be told why they cannot stay.
+  void turn_away();
 
   Serving& serving_;
   Socket socket_;
   Wire wire_;
   asio::posix::stream_descriptor waiter_;
   asio::steady_timer pause_;
+  Descriptor kept_;
+  std::optional<std::chrono::steady_clock::time_point> short_since_;  // of descriptors
 };
 
 }  // namespace tenure::store

@@ -70,8 +70,8 @@ void Connection::answer_hello(const Hello& hello) {
   if (!equal(hello.job, serving_.job)) {
     return refuse(Verdict::other_job, serving_.counters.refused_job);
   }
-  if (place_ == Place::none) {
-    return refuse(Verdict::full, serving_.counters.refused_full);
+  if (place_ != Place::taken) {
+    return refuse(verdict_of(place_), serving_.counters.refused_full);
   }
   hello_ = hello;
   Answer answer;

@@ -113,6 +113,9 @@ std::string refusal_text(Verdict verdict, uint16_t version) {
       return "it belongs to another job";
     case Verdict::full:
       return "it has as many connections as it may have";
+    case Verdict::no_descriptors:
+      return "it has no descriptors left for another connection; raise its limit on open files "
+             "(ulimit -n)";
     default:
       return "it refused";
   }

@@ -49,7 +49,7 @@ TEST(Hello, ComesBack) {
 
 TEST(Hello, AnAnswerComesBack) {
   for (const Verdict verdict : {Verdict::welcome, Verdict::other_version, Verdict::other_job,
-                                Verdict::full, Verdict::refused}) {
+                                Verdict::full, Verdict::refused, Verdict::no_descriptors}) {
     Answer said = answer();
     said.verdict = verdict;
     const auto back = decode_answer(encode(said));

@@ -6,6 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -21,6 +24,12 @@ void say_much(Served& owner) {
     owner.server.close(step(scope), kOwner);
   }
 }
+
+class LimitsOn : public testing::TestWithParam<Wire> {};
+INSTANTIATE_TEST_SUITE_P(Wires, LimitsOn, testing::Values(Wire::local, Wire::tcp),
+                         [](const auto& wire) {
+                           return wire.param == Wire::local ? "local" : "tcp";
+                         });
 
 TEST(Limits, ConnectionsThatLieIdleMakePlaceForMembers) {
   Served owner(kOwner, [](ServerOptions& options) {
@@ -150,6 +159,44 @@ TEST(Limits, ALongAnswerIsNotItsClientsDelay) {
   said.resize(said.size() + 1, std::byte{'t'});  // the next message begins
   member.say(said);
   EXPECT_EQ(member.hear(kHeaderBytes + 8).size(), kHeaderBytes + 8);
+}
+
+TEST_P(LimitsOn, OneThatSpeaksAByteNowAndThenIsDropped) {
+  Served owner(kOwner, [](ServerOptions& options) { options.stall_ms = 300; });
+  const Stranger member(*owner.server.origin(), GetParam());
+  member.shake_hands();
+  member.introduce();
+  member.say(encode(Header{MessageKind::fetch, 4000, 0}));
+  const std::byte one{};
+  EXPECT_TRUE(eventually([&] {
+    member.say({&one, 1});
+    return member.is_ended(20);
+  }));
+  EXPECT_EQ(owner.server.stats().dropped_slow, 1U);
+}
+
+TEST_P(LimitsOn, WithoutDescriptorsForLongItSaysSo) {
+  const Served owner;
+  Stranger first;
+  Stranger second;
+  first.prepare(GetParam());
+  second.prepare(GetParam());
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  rlimit few = before;
+  few.rlim_cur = 256;
+  ::setrlimit(RLIMIT_NOFILE, &few);
+  std::vector<Descriptor> all;
+  for (int one = ::dup(2); one >= 0; one = ::dup(2)) {
+    all.emplace_back(one);
+  }
+  for (Stranger* one : {&first, &second}) {
+    one->connect(*owner.server.origin());
+    EXPECT_EQ(one->hear_answer().verdict, Verdict::no_descriptors);
+  }
+  all.clear();
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(owner.server.stats().refused_full, 2U);
 }
 
 }  // namespace
