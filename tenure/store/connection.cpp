@@ -60,7 +60,10 @@ bool Connection::is_late(Time now) const {
   }
   // What lies here while another request is at work waits for this side.
   const bool reads = hears_notices() || (sending_.empty() && !fetch_ && !comparison_);
-  return reads && !incoming_.empty() && late(hears_notices() ? heard_ : moved());
+  const auto begun = hears_notices() ? hearing_.begun() : std::max(hearing_.begun(), told_);
+  const std::chrono::milliseconds pace(kPaceStalls * serving_.options.stall_ms);
+  return reads && !incoming_.empty() &&
+         (late(hears_notices() ? heard_ : moved()) || now - begun > pace);
 }
 
 bool Connection::is_spare() const {
@@ -174,8 +177,12 @@ Connection::Step Connection::receive() {
   if (moved.move != Move::some) {
     return Step::wait;
   }
-  incoming_.arrived(moved.bytes);
   heard_ = std::chrono::steady_clock::now();
+  if (incoming_.empty()) {
+    hearing_.begin(heard_);
+  }
+  hearing_.moved(moved.bytes, heard_);
+  incoming_.arrived(moved.bytes);
   return Step::again;
 }
 

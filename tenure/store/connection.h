@@ -8,6 +8,7 @@
 #include <tenure/store/incoming.h>
 #include <tenure/store/messages.h>
 #include <tenure/store/objects.h>
+#include <tenure/store/pace.h>
 #include <tenure/store/sending.h>
 #include <tenure/store/serving.h>
 #include <tenure/store/stream.h>
@@ -135,8 +136,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::vector<ObjectId> lent_;
 
   Time since_;
-  Time heard_;  // bytes came
-  Time told_;   // bytes went out, or there were none that should
+  Time heard_;    // bytes came
+  Time told_;     // bytes went out, or there were none that should
+  Pace hearing_;  // of the message that comes
 };
 
 }  // namespace tenure::store

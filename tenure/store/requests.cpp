@@ -122,6 +122,7 @@ bool Connection::take_frame() {
   }
   handle(header->kind, bytes.subspan(kHeaderBytes, header->body_bytes));
   incoming_.consume(kHeaderBytes + header->body_bytes);
+  hearing_.begin(heard_);
   if (incoming_.empty()) {
     incoming_.rest();
   }
