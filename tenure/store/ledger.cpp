@@ -38,7 +38,7 @@ std::string difference_of(const std::vector<AccountLine>& lines) {
 std::optional<Ledger::Word> Ledger::closed(const ScopeName& scope) const {
   const auto found = closed_.find(ScopeHash()(scope));
   if (found == closed_.end()) {
-    return std::nullopt;
+    return closed_runs_.contains(scope) ? std::optional<Word>(Word{}) : std::nullopt;
   }
   return Word{closers_.at(found->second.by), found->second.at_ms};
 }
@@ -125,6 +125,7 @@ void Ledger::close(const ScopeName& scope, const Member& by, int64_t at_ms, Acco
   if (closed_.contains(hash)) {
     return;  // the first word stands, and so do its books
   }
+  closed_runs_.add(scope);
   closed_[hash] = {closers_.take(by), at_ms};
   closed_order_.push_back(hash);
   if (closed_order_.size() > kClosedNames) {

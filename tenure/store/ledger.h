@@ -1,9 +1,10 @@
 // Ledger: the scopes of an owner and their lines, a line being what one call put at one site. Knows
-// which scopes were closed, and keeps the books of the latest of them.
+// which scopes were closed, by whom the latest of them, and keeps the books of the latest of these.
 //
 // Threading: the holder's lock.
 #pragma once
 
+#include <tenure/store/closed_runs.h>
 #include <tenure/store/identity.h>
 #include <tenure/store/interned.h>
 #include <tenure/store/objects.h>
@@ -23,7 +24,7 @@
 
 namespace tenure::store {
 
-inline constexpr size_t kClosedNames = 65'536;  // remembered, so that late puts are dropped
+inline constexpr size_t kClosedNames = 65'536;  // remembered, with who closed them
 inline constexpr size_t kClosedBooks = 4'096;
 inline constexpr size_t kClosedLines = 65'536;  // of all of these books
 
@@ -54,10 +55,10 @@ std::string difference_of(const std::vector<AccountLine>& lines);
 class Ledger {
  public:
   struct Word {
-    Member by;
-    int64_t at_ms;
+    std::optional<Member> by;  // none: no longer known
+    int64_t at_ms = 0;
   };
-  // Who closed it, if it was closed and is not too long ago.
+  // If it was closed: one of the latest kClosedNames, or of the runs of numbers.
   [[nodiscard]] std::optional<Word> closed(const ScopeName& scope) const;
   void count_dropped(const ScopeName& scope);
 
@@ -106,6 +107,7 @@ class Ledger {
   // Names by their hash: two of 65,536 meet once in 10^10 runs.
   std::unordered_map<uint64_t, Closed> closed_;
   std::deque<uint64_t> closed_order_;
+  ClosedRuns closed_runs_;
   Interned<Member, MemberHash> closers_;
 
   std::list<Account> books_;  // the latest last

@@ -20,8 +20,9 @@ std::optional<std::string> Objects::State::refusal(const Terms& terms, uint32_t 
   if (terms.collectors.nobody()) {
     why = "nobody collects it";
   } else if (const auto word = ledger.closed(terms.scope)) {
-    why = text(scope_text(terms.scope), " was closed by ", member_text(word->by), " at ",
-               time_text(word->at_ms));
+    why = word->by ? text(scope_text(terms.scope), " was closed by ", member_text(*word->by),
+                          " at ", time_text(word->at_ms))
+                   : text(scope_text(terms.scope), " was closed long ago");
     ledger.count_dropped(terms.scope);
     ++counts.dropped;
   } else if (ledger.attempt(terms.scope, terms.call) != attempt) {

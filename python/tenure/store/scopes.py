@@ -46,7 +46,7 @@ class Scope:
         need_text(kind, "a scope's kind")
         self._joined = weakref.ref(joining.current())  # a scope does not keep a store from ending
         if key is None:
-            key = f"{next(_numbers)}@{self._store.owner[2]:x}"
+            key = f"{self._store.owner[2]:x}-{next(_numbers)}"  # numbers are remembered as runs
         self.kind = kind
         self.key = _key_text(key)
         self._sources = _ranks(sources)

@@ -47,13 +47,27 @@ TEST(Scopes, TheFirstCloseIsTheOneThatIsRemembered) {
   EXPECT_NE(put(objects, step(1), 100).unstored.find("controller 0"), std::string::npos);
 }
 
-TEST(Scopes, TheLatestNamesAreRememberedAndOlderOnesForgotten) {
+// A name of its own for each number, in which there is no number.
+ScopeName lettered(int number) {
+  ScopeName out{.kind = "call", .id = ""};
+  for (; number > 0; number /= 16) {
+    out.id += static_cast<char>('a' + (number % 16));
+  }
+  return out;
+}
+
+TEST(Scopes, NumbersAreRememberedForEverAndOfOtherNamesTheLatest) {
   Objects objects(kOwner);
   for (int i = 0; i <= static_cast<int>(kClosedNames); ++i) {
     objects.close(step(i), kController);
+    objects.close(lettered(i), kController);
   }
-  EXPECT_EQ(put(objects, step(0), 10).unstored, "");
-  EXPECT_NE(put(objects, step(1), 10).unstored, "");
+  EXPECT_EQ(put(objects, step(0), 10).unstored, "step 0 was closed long ago");
+  EXPECT_NE(put(objects, step(static_cast<int>(kClosedNames)), 10).unstored.find("controller 0"),
+            std::string::npos);
+  EXPECT_EQ(put(objects, lettered(0), 10).unstored, "");
+  EXPECT_NE(put(objects, lettered(static_cast<int>(kClosedNames)), 10).unstored, "");
+  EXPECT_EQ(objects.stats().dropped, 3U);
 }
 
 TEST(Scopes, ACallThatIsBegunAgainReplacesWhatItPut) {
