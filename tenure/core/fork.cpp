@@ -15,6 +15,8 @@ struct ForkList {
   std::mutex mutex;
   std::vector<std::mutex*> mutexes;
   std::vector<void (*)()> in_child;
+  std::vector<void (*)()> before;
+  std::vector<void (*)()> in_parent;
 };
 
 void before_fork();
@@ -40,12 +42,22 @@ void unlock_all(ForkList& forks) {
 void before_fork() {
   auto& forks = list();
   forks.mutex.lock();
+  for (auto* fn : forks.before) {
+    fn();
+  }
   for (auto* mutex : forks.mutexes) {
     mutex->lock();
   }
 }
 
-void after_fork_in_parent() { unlock_all(list()); }
+void after_fork_in_parent() {
+  auto& forks = list();
+  const auto in_parent = forks.in_parent;
+  unlock_all(forks);
+  for (auto* fn : in_parent) {
+    fn();
+  }
+}
 
 void after_fork_in_child() {
   generation.fetch_add(1, std::memory_order_relaxed);
@@ -70,6 +82,14 @@ void on_fork_in_child(void (*fn)()) {
   auto& forks = list();
   std::lock_guard lock(forks.mutex);
   forks.in_child.push_back(fn);
+}
+
+void around_fork(const AroundFork& functions) {
+  auto& forks = list();
+  std::lock_guard lock(forks.mutex);
+  forks.before.push_back(functions.before);
+  forks.in_parent.push_back(functions.in_parent);
+  forks.in_child.push_back(functions.in_child);
 }
 
 }  // namespace tenure

@@ -19,4 +19,13 @@ void protect_across_fork(std::mutex& mutex);
 // Runs `fn` in every child, after the protected mutexes are free again. `fn` must not throw.
 void on_fork_in_child(void (*fn)());
 
+// Runs them around every fork: `before` before the protected mutexes are taken, the others after
+// they are free again. None may throw or register anything.
+struct AroundFork {
+  void (*before)();
+  void (*in_parent)();
+  void (*in_child)();
+};
+void around_fork(const AroundFork& functions);
+
 }  // namespace tenure

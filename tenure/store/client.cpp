@@ -178,10 +178,10 @@ std::vector<Got> Client::get(std::span<const Want> wants, Deadline deadline,
       .wants = wants,
       .gots = gots,
       .memory = memory,
-      .unmapped = [state = state_](const Handle& handle) -> std::function<void()> {
-        return [state, owner = handle.origin->owner.incarnation, id = handle.id] {
+      .unmapped = [state = state_](const Handle& handle) -> std::function<void(Heirs)> {
+        return [state, owner = handle.origin->owner.incarnation, id = handle.id](Heirs heirs) {
           if (state->generation == fork_generation()) {
-            state->notices.unmapped(owner, id);
+            state->notices.unmapped(owner, id, std::move(heirs));
           }
         };
       }};

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <tenure/store/handle.h>
+#include <tenure/store/heirs.h>
 #include <tenure/store/hello.h>
 #include <tenure/store/identity.h>
 #include <tenure/store/messages.h>
@@ -45,7 +46,8 @@ struct ClientOptions {
 inline bool is_all(const ScopeName& scope) { return scope.kind.empty(); }
 
 // A part of a memfd of another process, mapped copy-on-write: writes stay this process's own. Its
-// end unmaps and tells the owner (by the client's thread, without waiting). May outlive the client.
+// end unmaps and tells the owner (by the client's thread, without waiting), once those processes
+// have let go of it, too, that were forked meanwhile. May outlive the client.
 class Mapping {
  public:
   Mapping(const Mapping&) = delete;
@@ -66,7 +68,8 @@ class Mapping {
   uint64_t bytes_ = 0;
   std::byte* base_ = nullptr;  // of the pages
   uint64_t length_ = 0;
-  std::function<void()> tell_;
+  std::function<void(Heirs)> tell_;
+  Inheritable inheritable_;
 };
 
 // An owner that could not be asked.

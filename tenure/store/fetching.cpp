@@ -127,7 +127,7 @@ void Fetching::take_done() {
     }
   }
   for (const Asked& asked : again_) {
-    call_.unmapped (*call_.wants[asked.want].handle)();
+    call_.unmapped (*call_.wants[asked.want].handle)({});
   }
   to_ask_.insert(to_ask_.end(), again_.begin(), again_.end());
   again_.clear();

@@ -22,7 +22,7 @@ class Fetching final : public Exchange {
     std::span<Got> gots;
     const std::function<std::byte*(size_t want, uint64_t bytes)>& memory;
     // What a mapping's end tells; and at once, for a descriptor that could not be used.
-    std::function<std::function<void()>(const Handle&)> unmapped;
+    std::function<std::function<void(Heirs)>(const Handle&)> unmapped;
   };
   // The first want that the owner refused, and why.
   struct Refused {

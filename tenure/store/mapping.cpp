@@ -56,14 +56,14 @@ std::unique_ptr<Mapping> MappedFile::map(Descriptor file, const ObjectFound& fou
   return mapping;
 }
 
-void MappedFile::set_tell(Mapping& mapping, std::function<void()> tell) {
+void MappedFile::set_tell(Mapping& mapping, std::function<void(Heirs)> tell) {
   mapping.tell_ = std::move(tell);
 }
 
 Mapping::~Mapping() {
   ::munmap(base_, length_);
   if (tell_) {
-    tell_();
+    tell_(inheritable_.heirs());
   }
 }
 

@@ -16,7 +16,7 @@ class MappedFile {
   // another size than the object. Null if this process can have no more mappings.
   static std::unique_ptr<Mapping> map(Descriptor file, const ObjectFound& found);
   // What its end tells, from now on.
-  static void set_tell(Mapping& mapping, std::function<void()> tell);
+  static void set_tell(Mapping& mapping, std::function<void(Heirs)> tell);
 };
 
 }  // namespace tenure::store

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 namespace tenure::store {
@@ -80,12 +81,16 @@ void Notices::fetched(uint64_t owner, std::span<const ObjectId> ids) {
   wake();
 }
 
-void Notices::unmapped(uint64_t owner, ObjectId id) {
+void Notices::unmapped(uint64_t owner, ObjectId id, Heirs heirs) {
   const std::lock_guard lock(mutex_);
   if (stopped_ || !known_.contains(owner)) {
     return;
   }
-  mail_[owner].unmapped.push_back(id);
+  if (heirs.empty()) {
+    mail_[owner].unmapped.push_back(id);
+  } else {
+    mail_[owner].inherited.push_back({id, std::move(heirs)});
+  }
   wake();
 }
 
@@ -120,6 +125,7 @@ void Notices::run() {
     sort_mail();
     const auto now = steady_clock::now();
     for (auto& [id, owner] : owners_) {
+      ask_heirs(owner);
       serve(owner, now);
       if (!owner.line && !owner.is_returning && now >= owner.retry_at) {
         begin_return(id, owner, now);
@@ -169,7 +175,18 @@ void Notices::sort_mail() {
     Owner& owner = found->second;
     owner.fetched.insert(owner.fetched.end(), letter.fetched.begin(), letter.fetched.end());
     owner.unmapped.insert(owner.unmapped.end(), letter.unmapped.begin(), letter.unmapped.end());
+    std::ranges::move(letter.inherited, std::back_inserter(owner.inherited));
   }
+}
+
+void Notices::ask_heirs(Owner& owner) {
+  std::erase_if(owner.inherited, [&](Inherited& one) {
+    std::erase_if(one.heirs, [](const auto& heir) { return !heir->is_there(); });
+    if (one.heirs.empty()) {
+      owner.unmapped.push_back(one.id);
+    }
+    return one.heirs.empty();
+  });
 }
 
 void Notices::serve(Owner& owner, Time now) {
@@ -350,7 +367,11 @@ void Notices::wait() {
     const std::lock_guard lock(mutex_);
     until = stop_at_;
   }
+  std::unordered_set<int> heirs;
   for (const auto& [id, owner] : owners_) {
+    for (const Inherited& one : owner.inherited) {
+      heirs.insert(one.heirs.front()->descriptor());
+    }
     if (!owner.line) {
       until = owner.is_returning ? until : std::min(until, owner.retry_at);
       continue;
@@ -362,6 +383,9 @@ void Notices::wait() {
       events = static_cast<short>(events | transport.awaited(true));
     }
     awaited.push_back({transport.descriptor(), events, 0});
+  }
+  for (const int heir : heirs) {
+    awaited.push_back({heir, POLLIN, 0});
   }
   const int timeout = until == Time::max() ? -1 : poll_time(until);
   ::poll(awaited.data(), awaited.size(), timeout);

@@ -7,6 +7,7 @@
 
 #include <tenure/store/client.h>
 #include <tenure/store/connections.h>
+#include <tenure/store/heirs.h>
 #include <tenure/store/socket.h>
 
 #include <chrono>
@@ -45,7 +46,8 @@ class Notices {
 
   // Of an owner that is gone or unknown: nothing.
   void fetched(uint64_t owner, std::span<const ObjectId> ids);
-  void unmapped(uint64_t owner, ObjectId id);
+  // Told when these have let go of it, too.
+  void unmapped(uint64_t owner, ObjectId id, Heirs heirs = {});
 
   // Says what is left to say, for as long as `patience`, and ends the thread; an attempt to come
   // back that is under way is waited for, a second at most. Later calls do nothing.
@@ -54,12 +56,18 @@ class Notices {
  private:
   using Time = std::chrono::steady_clock::time_point;
 
+  // Unmapped here, and still mapped by those.
+  struct Inherited {
+    ObjectId id;
+    Heirs heirs;
+  };
   // What others left for the thread, of one owner.
   struct Mail {
     Route route;
     std::unique_ptr<Line> line;
     std::vector<ObjectId> fetched;
     std::vector<ObjectId> unmapped;
+    std::vector<Inherited> inherited;
   };
   // An owner, as the thread knows it.
   struct Owner {
@@ -67,6 +75,7 @@ class Notices {
     std::unique_ptr<Line> line;  // null: broken
     std::vector<ObjectId> fetched;
     std::vector<ObjectId> unmapped;
+    std::vector<Inherited> inherited;
     std::vector<std::byte> outgoing;
     size_t sent = 0;
     std::chrono::milliseconds lease{0};
@@ -83,6 +92,7 @@ class Notices {
 
   void run();
   void sort_mail();
+  static void ask_heirs(Owner& owner);
   void serve(Owner& owner, Time now);
   void write(Owner& owner, Time now);
   static void send(Owner& owner);
