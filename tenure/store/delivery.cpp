@@ -6,9 +6,11 @@
 #include <tenure/store/tensors.h>
 
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 namespace tenure::store {
@@ -37,6 +39,15 @@ bool may_overlap(const at::Tensor& tensor) {
   return false;
 }
 
+bool is_read_only(const at::Tensor& target) {
+  try {
+    static_cast<void>(target.storage().mutable_data());
+    return false;
+  } catch (const c10::Error&) {
+    return true;
+  }
+}
+
 void check_target(const at::Tensor& target, const Handle& handle, const Layout& layout) {
   const auto given = layout_of(target, "fetched into");
   if (given.dtype != layout.dtype) {
@@ -54,6 +65,9 @@ void check_target(const at::Tensor& target, const Handle& handle, const Layout& 
   }
   if (target.requires_grad() && target.is_leaf()) {
     throw InputError("the target requires grad: give target.detach()");
+  }
+  if (is_read_only(target)) {
+    throw InputError("the target is read-only: give another, or a clone of it");
   }
 }
 
@@ -73,6 +87,23 @@ void check_access(const GetOptions& options) {
   }
 }
 
+// Before anything is fetched, and in our words.
+void check_device(const GetOptions& options) {
+  if (!options.device || options.device->is_cpu()) {
+    return;
+  }
+  try {
+    static_cast<void>(at::empty({0}, at::TensorOptions(*options.device)));
+  } catch (const c10::Error& error) {
+    // Without the device's library torch lists all that it has.
+    std::string_view why = error.what_without_backtrace();
+    why = why.starts_with("Could not run") ? "this torch has no such devices"
+                                           : why.substr(0, why.find('\n'));
+    throw InputError(text("nothing can be fetched to the device ", options.device->str(), " here (",
+                          why, "); leave the device out to fetch to the CPU"));
+  }
+}
+
 bool takes_bytes(const at::Tensor& target) {
   return target.device().is_cpu() && target.is_contiguous() && !target.is_conj() &&
          !target.is_neg();
@@ -84,6 +115,7 @@ class Delivery {
   Delivery(std::span<const Handle> handles, const GetOptions& options)
       : handles_(handles), options_(options), out_(handles.size()) {
     check_access(options);
+    check_device(options);
     if (!options.into.empty() && options.into.size() != handles.size()) {
       throw InputError(text("there are ", handles.size(), " handles and ", options.into.size(),
                             " targets: give one for each"));

@@ -101,8 +101,9 @@ def _request(
     """What the store is asked, if it means something."""
     if wire not in (None, "tcp"):
         raise InputError(f"wire is None or 'tcp', not {wire!r}")
-    if device is not None and torch.device(device).type == "meta":
-        raise InputError("the meta device has no memory to fetch into")
+    for name, flag in ("readonly", readonly), ("more", more), ("keep", keep):
+        if not isinstance(flag, bool):
+            raise InputError(f"{name} is True or False, not of type {type(flag).__name__}")
     for target in into:
         if not isinstance(target, torch.Tensor):
             raise InputError(f"a target is a tensor, not of type {type(target).__name__}")
@@ -110,13 +111,23 @@ def _request(
         "handles": [handle._handle for handle in handles],
         "rows": _rows(rows, handles),
         "into": list(into),
-        "device": None if device is None else torch.device(device),
+        "device": None if device is None else _device(device),
         "readonly": readonly,
         "more": more,
         "keep": keep,
         "tcp": wire == "tcp",
         "timeout_ms": None if timeout is None else joining.milliseconds(timeout, "the timeout"),
     }
+
+
+def _device(named: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(named)
+    except (RuntimeError, TypeError):
+        raise InputError(f"a device is 'cpu' or 'cuda:1', say, and not {named!r}") from None
+    if device.type == "meta":
+        raise InputError("the meta device has no memory to fetch into")
+    return device
 
 
 def free_handles(handles: Sequence[Handle]) -> tuple[int, list[tuple[str, str]]]:

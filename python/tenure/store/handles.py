@@ -122,7 +122,7 @@ class Handle:
             OwnerLost: Its owner is.
             StoreTimeout: Its owner does not answer.
             AccessRefused: It is for others.
-            InputError: Rows or target do not fit.
+            InputError: Rows or target do not fit, or there is no such device.
         """
         targets = [] if into is None else [into]
         options = {"device": device, "readonly": readonly, "more": more, "keep": keep}

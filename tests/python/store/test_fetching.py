@@ -20,7 +20,7 @@ import torch
 import tenure
 from members import Member, until
 from store_work import raw, tensor_of
-from tenure.store import Handle
+from tenure.store import Handle, fetching, joining
 
 DTYPES = [
     "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16",
@@ -107,14 +107,25 @@ def test_a_handle_that_was_changed_on_its_way(trainer: Member, elements: int, wi
     assert raw(sent.get(wire=wire)) == raw(tensor_of([elements]))
 
 
+@pytest.mark.parametrize("device", ["cuda:99", "xpu"])
+def test_a_device_that_is_not_there(trainer: Member, device: str) -> None:
+    sent = trainer.call("put", "step", 7, {"shape": [4]}, collectors=1)
+    fetches = trainer.call("stats")["fetches"]
+    with pytest.raises(tenure.InputError) as raised:
+        sent.get(device=device)
+    assert str(raised.value).startswith(f"nothing can be fetched to the device {device} here (")
+    assert str(raised.value).endswith("); leave the device out to fetch to the CPU")
+    assert "\n" not in str(raised.value)
+    assert trainer.call("stats")["fetches"] == fetches
+
+
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("elements", [10, 100_000])
 def test_what_could_not_be_delivered_is_not_fetched(
     trainer: Member, elements: int, keep: bool
 ) -> None:
     sent = trainer.call("put", "step", 7, {"shape": [elements]}, collectors=1)
-    with pytest.raises(RuntimeError):
-        sent.get(device="cuda:99", keep=keep)
+    joining.current().fetch(**fetching._request([sent], None, keep=keep))  # and was never accepted
     # What is told is told in order: were the first a fetch, it would have gone with this one.
     other = trainer.call("put", "step", 7, {"shape": [1]}, collectors=1)
     before = trainer.call("stats")["objects"]
@@ -148,6 +159,10 @@ def test_a_target_that_does_not_fit(trainer: Member) -> None:
         sent.get(into=torch.zeros(3, 2))
     with pytest.raises(tenure.InputError, match="is a tensor, not of type list"):
         sent.get(into=[1])
+    closed = sent.get(readonly=True)
+    for target in (closed, closed.view(2, 4).t()):
+        with pytest.raises(tenure.InputError, match="the target is read-only: give another"):
+            sent.get(into=target)
     with pytest.raises(tenure.InputError, match="requires grad"):
         sent.get(into=torch.zeros(4, 2, requires_grad=True))
     assert raw(sent.get()) == raw(tensor_of([4, 2]))  # and nothing is lost
@@ -343,6 +358,10 @@ def test_what_has_no_bytes_is_refused(tensor: Any, says: str) -> None:
         {"into": torch.zeros(1), "readonly": True},
         {"device": "cuda", "readonly": True},
         {"device": "meta"},
+        {"device": "nowhere"},
+        {"device": []},
+        {"readonly": "yes"},
+        {"keep": 2},
     ],
 )
 def test_options_that_mean_nothing(trainer: Member, call: dict[str, Any]) -> None:
