@@ -9,7 +9,9 @@
 #include <tenure/store/fingerprint.h>
 #include <tenure/store/patience.h>
 #include <tenure/store/recent_puts.h>
+#include <tenure/store/same_bytes.h>
 #include <tenure/store/socket.h>
+#include <tenure/store/source.h>
 #include <tenure/store/staging.h>
 #include <tenure/store/tensors.h>
 #include <tenure/store/unconfirmed.h>
@@ -53,19 +55,9 @@ ServerOptions server_options(const StoreOptions& options, const Member& self) {
   return server;
 }
 
-bool same_bytes(const Content& content, std::span<const std::byte> bytes) {
-  if (const auto memory = content.memory(); memory.data() != nullptr) {
-    return std::ranges::equal(memory, bytes);
-  }
-  std::vector<std::byte> piece(std::min<size_t>(bytes.size(), 1 << 20));
-  for (size_t offset = 0; offset < bytes.size(); offset += piece.size()) {
-    const auto length = std::min(piece.size(), bytes.size() - offset);
-    content.read(offset, std::span(piece).first(length));
-    if (std::memcmp(piece.data(), bytes.data() + offset, length) != 0) {
-      return false;
-    }
-  }
-  return true;
+// A view of other numbers, too, is stored as what it shows.
+bool lies_as_stored(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
 }  // namespace
@@ -98,8 +90,7 @@ struct Store::State {
   Handle handle_of(const ScopeName& scope, Layout layout, Placed placed) const;
   std::optional<Handle> passed_through(const ScopeName& scope, const at::Tensor& tensor,
                                        const PutOptions& put);
-  std::optional<Placed> shared(const Terms& terms, const at::Tensor& tensor,
-                               std::span<const std::byte> bytes);
+  std::optional<Placed> shared(const Terms& terms, const at::Tensor& tensor, const Source& source);
 
   StoreOptions options;
   Member self;
@@ -182,13 +173,13 @@ std::optional<Handle> Store::State::passed_through(const ScopeName& scope, const
 }
 
 std::optional<Placed> Store::State::shared(const Terms& terms, const at::Tensor& tensor,
-                                           std::span<const std::byte> bytes) {
+                                           const Source& source) {
   const auto before = recent.find(tensor);
   if (!before) {
     return std::nullopt;
   }
   const auto content = objects.content(*before);
-  if (content == nullptr || !same_bytes(*content, bytes)) {
+  if (content == nullptr || !same_bytes(*content, source)) {
     return std::nullopt;
   }
   auto placed = objects.put_again(terms, *before);
@@ -286,20 +277,28 @@ Handle Store::put(const ScopeName& scope, const at::Tensor& tensor, const PutOpt
                     .collectors = options.collectors,
                     .layout = layout,
                     .site = options.site};
-  // Conjugate and negative views are views of other numbers; contiguous() leaves them so.
-  const auto contiguous = tensor.detach().resolve_conj().resolve_neg().contiguous();
-  if (!contiguous.device().is_cpu()) {
-    FromDevice source(contiguous);
+  if (!tensor.device().is_cpu()) {
+    // Conjugate and negative views are views of other numbers; contiguous() leaves them so.
+    FromDevice source(tensor.detach().resolve_conj().resolve_neg().contiguous());
     return state_->handle_of(
         scope, std::move(layout),
         state_->objects.put(terms, kPieceBytes, [&](uint64_t offset, std::span<std::byte> piece) {
           source.read(offset, piece);
         }));
   }
-  const auto bytes = bytes_of(contiguous);
-  auto placed = state_->shared(terms, tensor, bytes);
+  // Piece by piece: there is room for the elements when they are stored, and none for a second
+  // copy.
+  const auto elements = tensor.detach();
+  const Fill fill = [&](uint64_t offset, std::span<std::byte> piece) {
+    read_elements(elements, offset, piece);
+  };
+  const bool whole = lies_as_stored(elements);
+  const auto source =
+      whole ? Source(bytes_of(elements)) : Source(bytes_of(layout), kPieceBytes, fill);
+  auto placed = state_->shared(terms, tensor, source);
   if (!placed) {
-    placed = state_->objects.put(terms, bytes);
+    placed = whole ? state_->objects.put(terms, bytes_of(elements))
+                   : state_->objects.put(terms, kPieceBytes, fill);
   }
   if (placed->unstored.empty()) {
     state_->recent.note(tensor, placed->id);

@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -54,6 +55,25 @@ Dtype dtype_of(at::ScalarType type, std::string_view verb) {
   throw InputError(text("a tensor of type ", type, " cannot be ", verb, ": convert it first"));
 }
 
+// As many elements from the first on: parts of rows one by one, whole rows at once.
+void copy_elements(const at::Tensor& from, int64_t first, int64_t count, std::byte* to) {
+  if (count == 0) {
+    return;
+  }
+  if (count == from.numel()) {
+    at::from_blob(to, from.sizes(), from.options()).copy_(from);
+    return;
+  }
+  const auto row = from.numel() / from.size(0);
+  const auto at = first / row;
+  const auto within = first % row;
+  const bool whole = within == 0 && count >= row;
+  const auto some = whole ? count / row * row : std::min(count, row - within);
+  copy_elements(whole ? from.narrow(0, at, count / row) : from.select(0, at), whole ? 0 : within,
+                some, to);
+  copy_elements(from, first + some, count - some, to + (some * from.itemsize()));
+}
+
 }  // namespace
 
 at::ScalarType scalar_type_of(Dtype dtype) {
@@ -93,6 +113,12 @@ at::Tensor tensor_over(std::shared_ptr<const Mapping> mapping, const Layout& lay
   return at::from_blob(
       data, layout.shape, [held = std::move(mapping)](void* /*data*/) mutable { held.reset(); },
       options);
+}
+
+void read_elements(const at::Tensor& tensor, uint64_t offset, std::span<std::byte> to) {
+  const auto item = tensor.itemsize();
+  copy_elements(tensor, static_cast<int64_t>(offset) / item, static_cast<int64_t>(to.size()) / item,
+                to.data());
 }
 
 std::span<const std::byte> bytes_of(const at::Tensor& tensor) {

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -24,6 +25,9 @@ at::Tensor empty_tensor(const Layout& layout);
 // Keeps the mapping until its storage goes, or has other memory.
 at::Tensor tensor_over(std::shared_ptr<const Mapping> mapping, const Layout& layout);
 
+// The elements of a tensor on the CPU in row-major order, whatever its strides, as bytes from
+// `offset` on. REQUIRES: offset and size are of whole elements.
+void read_elements(const at::Tensor& tensor, uint64_t offset, std::span<std::byte> to);
 // Of a contiguous tensor on the CPU.
 std::span<const std::byte> bytes_of(const at::Tensor& tensor);
 std::span<std::byte> writable_bytes_of(const at::Tensor& tensor);

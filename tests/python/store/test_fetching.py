@@ -63,6 +63,31 @@ def test_a_complex_view_is_what_it_shows(trainer: Member) -> None:
         assert trainer.call("get", handle) == raw(torch.tensor([-2.0, 4.0]))
 
 
+def test_a_view_is_stored_as_its_elements_whatever_its_strides(trainer: Member) -> None:
+    base = tensor_of([7, 1500, 1000])  # of several pieces, none of them a whole row
+    views = [base.permute(2, 0, 1), base[:, ::3, 1:], base[2:3].expand(3, 1500, 1000), base.flip(1)]
+    pairs = torch.view_as_complex(base.unflatten(2, (500, 2))).conj()
+    with tenure.store.scope("call") as scope:
+        for view in [*views, pairs, pairs.imag]:
+            shown = raw(view.resolve_conj().resolve_neg())
+            assert trainer.call("get", scope.put(view)) == shown
+            assert trainer.call("get", scope.put(view)) == shown  # of what is stored already
+
+
+def test_there_is_room_before_a_view_is_copied(trainer: Member) -> None:
+    """One number that is shown 2^50 times: the kernel would kill who makes them all."""
+    with tenure.store.scope("call") as scope:
+        with pytest.raises(tenure.BudgetError, match=r"no room for an object of 4\.0 PiB"):
+            scope.put(torch.ones(1).expand(2**50))
+        assert trainer.call("get", scope.put(torch.ones(1).expand(3))) == raw(torch.ones(3))
+
+
+@pytest.mark.parametrize("handles", [None, 3, "text", {"a": 1}, [None]])
+def test_what_is_no_list_of_handles(handles: Any) -> None:
+    with pytest.raises(tenure.InputError, match="a list|Handle is wanted"):
+        tenure.store.get_all(handles)
+
+
 @pytest.mark.parametrize("elements", [10, 1_000_000])
 def test_later_writes_to_the_source_change_nothing(trainer: Member, elements: int) -> None:
     source = tensor_of([elements])
