@@ -81,12 +81,14 @@ class _Mapper:
         self._inside: set[int] = set()
 
     def swap(self, node: Any) -> Any:
-        if isinstance(node, self._kind):
-            if id(node) not in self._swapped:
-                self._swapped[id(node)] = node, self._function(node)
-            return self._swapped[id(node)][1]
-        if not _is_nest(node):
+        is_leaf = isinstance(node, self._kind)
+        if not is_leaf and not _is_nest(node):
             return node
+        if id(node) not in self._swapped:
+            self._swapped[id(node)] = node, self._function(node) if is_leaf else self._nest(node)
+        return self._swapped[id(node)][1]
+
+    def _nest(self, node: Any) -> Any:
         if id(node) in self._inside:
             raise InputError(f"a {type(node).__name__} contains itself: there is no end to it")
         self._inside.add(id(node))

@@ -82,6 +82,18 @@ def test_one_that_appears_twice_is_put_once() -> None:
         assert tenure.store.free(tree) == (1, [])
 
 
+def test_a_part_that_appears_often_is_looked_at_once() -> None:
+    """2^60 ways lead to the tensor."""
+    tree: list[Any] = [torch.ones(2)]
+    for _ in range(60):
+        tree = [tree, tree]
+    found = shapes(tree)
+    for _ in range(60):
+        assert found[0] is found[1]
+        found = found[0]
+    assert found == [[2]]
+
+
 def test_a_nest_without_an_end() -> None:
     tree: list[Any] = []
     tree.append(tree)
