@@ -44,11 +44,18 @@ class Server:
 def show_objects(job: str | None, scope: str | None, most: int, *, json: bool) -> int:
     """Prints the objects of all processes that answer. Returns the exit status."""
     rows: list[dict[str, Any]] = []
-    servers, silent = _servers(job)
+    try:
+        servers, silent = _servers(job)
+    except TenureError as error:
+        return _refuse(error)
     for asking, server in servers:
-        rows.extend(
-            {"owner": server.name, "job": server.job} | row for row in _objects(asking, server)
-        )
+        whose = {"owner": server.name, "job": server.job}
+        try:
+            rows.extend([whose | row for row in _objects(asking, server)])
+        except OwnerLost:  # it has ended since it answered
+            continue
+        except TenureError as error:
+            silent.append(str(error))
     if scope is not None:
         rows = [row for row in rows if _scope_text(row) == scope]
     rows.sort(key=lambda row: -row["bytes"])
@@ -82,7 +89,10 @@ def show_objects(job: str | None, scope: str | None, most: int, *, json: bool) -
 
 def show_stats(job: str | None, *, json: bool) -> int:
     """Prints a line for each process that answers. Returns the exit status."""
-    servers, silent = _servers(job)
+    try:
+        servers, silent = _servers(job)
+    except TenureError as error:
+        return _refuse(error)
     if json:
         told = [server.told for _, server in servers]
         print(json_text.dumps({"processes": told, "silent": silent}))
@@ -136,8 +146,7 @@ def keep(job: str | None, cap: str, spill: str, listen: str) -> int:
         )
         keeper = Keeper()
     except TenureError as error:
-        print(plain(f"tenure: {error}"), file=sys.stderr)
-        return 2
+        return _refuse(error)
     address, port = joining.current().address
     where = f" and on {address}:{port}" if port else "; set TENURE_STORE_SECRET_FILE for others"
     print(plain(f"keeping for the job '{joining.current().job}' on this host{where}"), flush=True)
@@ -156,7 +165,7 @@ def _servers(job: str | None) -> tuple[list[tuple[_C.Store, Server]], list[str]]
     """The processes that answer, each with a member to ask it by; and what the others lack."""
     found: list[tuple[_C.Store, Server]] = []
     silent: list[str] = []
-    named = job if job is not None else os.environ.get("TENURE_STORE_JOB")
+    named = job if job is not None else os.environ.get("TENURE_STORE_JOB") or None
     for folder in _folders(named):
         name = (folder / "job").read_text() if (folder / "job").exists() else named
         if name is None or not (sockets := _C.store_sockets(name)):
@@ -204,6 +213,11 @@ def _scope_text(row: dict[str, Any]) -> str:
 def _print(table: Table) -> None:
     width = None if sys.stdout.isatty() else 200
     Console(width=width, highlight=False, markup=False).print(table)
+
+
+def _refuse(error: TenureError) -> int:
+    print(plain(f"tenure: {error}"), file=sys.stderr)
+    return 2
 
 
 def _say_nobody(job: str | None, silent: list[str]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -24,7 +26,7 @@ from forks import Forked, run_forked
 from members import Member, RemoteError, until
 from store_work import raw, tensor_of
 from tenure import _C
-from tenure.store import Handle, scopes
+from tenure.store import Handle, listing, scopes
 from tenure.store import keeper as keeping
 
 TENURE = Path(sys.executable).with_name("tenure")
@@ -76,6 +78,32 @@ def test_the_list_names_line_owner_and_who_is_waited_for(job: str) -> None:
         assert [row["bytes"] for row in told["objects"]] == [6]
         stats = run("stats", "--job", job)
         assert re.search(r"trainer 3 +2 +3\.8 MiB ", stats)
+
+
+@pytest.mark.parametrize("command", ["ls", "stats"])
+def test_a_job_that_can_be_none(command: str) -> None:
+    done = run_forked(["-m", "tenure", "store", command, "--job", ""])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "tenure: the job is empty: give it a name\n"
+
+
+def test_one_that_ends_while_it_is_listed(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its first answer and its list."""
+    with Member(job, "trainer", 0) as gone, Member(job, "trainer", 1) as there:
+        for trainer in gone, there:
+            trainer.call("put", "step", 0, {"shape": [4]})
+        asked = listing._objects
+
+        def objects(asking: _C.Store, server: listing.Server) -> Iterator[dict[str, Any]]:
+            if server.name == "trainer 0":
+                gone.kill()
+            return asked(asking, server)
+
+        monkeypatch.setattr(listing, "_objects", objects)
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            assert listing.show_objects(job, None, 50, json=True) == 0
+        assert [row["owner"] for row in json.loads(said.getvalue())["objects"]] == ["trainer 1"]
 
 
 def test_nobody_there() -> None:
