@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from tenure._inputs import need_integer, need_text
@@ -21,14 +21,16 @@ def parse(collectors: Collectors) -> tuple[Listed | None, int | None]:
         return None, None
     if isinstance(collectors, str):
         return [_one(collectors)], None
+    if isinstance(collectors, bool | bytes | bytearray | Mapping):
+        raise InputError(f"collectors are ranks, roles or a number of fetches, not {collectors!r}")
     if isinstance(collectors, Iterable):
         return [_one(one) for one in collectors], None
-    if isinstance(collectors, bool):
-        raise InputError(f"collectors are ranks, roles or a number of fetches, not {collectors}")
     return None, _in_range(need_integer(collectors, "the number of fetches"), "of fetches", 2**32)
 
 
 def _one(collector: object) -> tuple[str, int | None]:
+    if isinstance(collector, bool):
+        raise InputError(f"a collector is a rank or a role, not {collector}")
     if not isinstance(collector, str):
         return "", _in_range(need_integer(collector, "a collector's rank"), "of a rank", 2**31)
     need_text(collector, "a collector")

@@ -38,8 +38,7 @@ def get_all(
     ...     print(torch.cat(tenure.store.get_all(handles)))
     tensor([0., 1., 2.])
     """
-    wanted = list(handles)
-    _need_handles(wanted)
+    wanted = _listed(handles)
     return fetch(wanted, device=device, readonly=readonly, keep=keep, timeout=timeout, wire=wire)
 
 
@@ -56,8 +55,7 @@ async def get_all_async(
 
     One that is cancelled has fetched nothing: it is not the fetch that was expected.
     """
-    wanted = list(handles)
-    _need_handles(wanted)
+    wanted = _listed(handles)
     return await fetch_async(
         wanted, device=device, readonly=readonly, keep=keep, timeout=timeout, wire=wire
     )
@@ -136,12 +134,16 @@ def free_handles(handles: Sequence[Handle]) -> tuple[int, list[tuple[str, str]]]
     return freed, [(f"{role} {rank}", why) for (role, rank, _), why, _ in unreached]
 
 
-def _need_handles(handles: Sequence[object]) -> None:
+def _listed(handles: object) -> list[Handle]:
     from tenure.store.handles import Handle
 
-    for handle in handles:
+    if not isinstance(handles, Iterable):
+        raise InputError(f"handles are a list, not of type {type(handles).__name__}")
+    listed = list(handles)
+    for handle in listed:
         if not isinstance(handle, Handle):
             raise InputError(f"a tenure.store.Handle is wanted, not a {type(handle).__name__}")
+    return listed
 
 
 def _rows(rows: slice | None, handles: Sequence[Handle]) -> tuple[int, int | None]:

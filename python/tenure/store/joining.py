@@ -161,7 +161,7 @@ def still_mapped() -> list[dict[str, Any]]:
 def job_name(job: str | None = None) -> str:
     """The job that is meant when none is named."""
     if job is None:
-        job = os.environ.get("TENURE_STORE_JOB")
+        job = os.environ.get("TENURE_STORE_JOB") or None
     if job is None and "TORCHELASTIC_RUN_ID" in os.environ:
         run = os.environ["TORCHELASTIC_RUN_ID"]
         master = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
@@ -186,7 +186,8 @@ def _join(
 ) -> _C.Store:
     job = job_name(job)
     need_text(job, "a job's name")
-    role = role or os.environ.get("TENURE_STORE_ROLE") or os.environ.get("ROLE_NAME") or "default"
+    if role is None:
+        role = os.environ.get("TENURE_STORE_ROLE") or os.environ.get("ROLE_NAME") or "default"
     need_text(role, "a role")
     if when_full not in ("refuse", "spill"):
         raise InputError(f"when_full is 'refuse' or 'spill', not {when_full!r}")
@@ -195,6 +196,8 @@ def _join(
     if listen is not None:
         need_text(listen, "an address to listen on")
         advertise = advertise or os.environ.get("TENURE_STORE_ADVERTISE")
+    if advertise:
+        need_text(advertise, "an address to advertise")
     secret_file = secret_file or os.environ.get("TENURE_STORE_SECRET_FILE", "")
     return _C.Store(
         job=job,
@@ -203,10 +206,10 @@ def _join(
         listen=listen,
         advertise=advertise or "",
         secret=os.environ.get("TENURE_STORE_SECRET", ""),
-        secret_file=os.fspath(secret_file),
+        secret_file=_path(secret_file, "the secret's file"),
         cap=0 if cap is None else need_size(cap, "the cap"),
         when_full=when_full,
-        spill_folder="" if spill_folder is None else os.fspath(spill_folder),
+        spill_folder="" if spill_folder is None else _path(spill_folder, "the folder to spill to"),
         lease_ms=milliseconds(lease, "the lease"),
         timeout_ms=milliseconds(timeout, "the timeout"),
         tls=_tls_files(tls),
@@ -214,14 +217,20 @@ def _join(
 
 
 def _tls_files(tls: Sequence[str | os.PathLike[str]] | None) -> tuple[str, str, str] | None:
-    if tls is None and "TENURE_STORE_TLS" in os.environ:
-        tls = os.environ["TENURE_STORE_TLS"].split(",")
+    if tls is None and (named := os.environ.get("TENURE_STORE_TLS")):
+        tls = named.split(",")
     if tls is None:
         return None
-    if isinstance(tls, str) or len(tls) != 3:
+    if isinstance(tls, str) or not isinstance(tls, Sequence) or len(tls) != 3:
         raise InputError("tls is three files: a certificate, its key, and the authority")
-    certificate, key, authority = (os.fspath(file) for file in tls)
+    certificate, key, authority = (_path(file, "a file of tls") for file in tls)
     return certificate, key, authority
+
+
+def _path(path: str | os.PathLike[str], what: str) -> str:
+    named = path.__fspath__() if isinstance(path, os.PathLike) else path
+    need_text(named, what)
+    return named
 
 
 def _rank(rank: int | None) -> int:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from tenure import _C
 from tenure._inputs import need_integer, need_text
@@ -290,6 +291,8 @@ def scope(
 
 def close(kind: str, key: int | str) -> Closed:
     """Closes a scope by its name, from wherever one is: see ``Scope.close``."""
+    if key is None:
+        raise InputError("a scope that is closed by its name has a key")
     return Scope(kind, key, None).close()
 
 
@@ -303,6 +306,8 @@ def _key_text(key: Any) -> str:
 def _need_tensor(tensor: object) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise InputError(f"a tensor is stored, not a {type(tensor).__name__}: see put_tree")
+    if is_lazy(tensor):
+        raise InputError("this parameter cannot be stored: it has no data until its module runs")
 
 
 def _ranks(sources: object) -> frozenset[int] | None:

@@ -365,6 +365,7 @@ def cut_short() -> torch.Tensor:
         (torch.eye(3).to_sparse(), "sparse"),
         (cut_short(), "beyond its storage, which has 16 B of 40 B"),
         (torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8), "quantized"),
+        (torch.nn.UninitializedParameter(), "no data until its module runs"),
         ("text", "a tensor is stored, not a str"),
     ],
 )

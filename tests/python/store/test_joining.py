@@ -40,6 +40,13 @@ def test_torchruns_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert handle().job == "none@127.0.0.1:29500"
 
 
+def test_an_empty_variable_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JOB", "ROLE", "RANK", "LISTEN", "SECRET", "SECRET_FILE", "TLS"):
+        monkeypatch.setenv(f"TENURE_STORE_{name}", "")
+    assert handle().owner == ("default", 0)
+    assert handle().job == "default"
+
+
 def test_without_any() -> None:
     assert handle().owner == ("default", 0)
     assert handle().job == "default"
@@ -70,6 +77,14 @@ def test_joining_twice() -> None:
         ({"listen": 80}, "an address to listen on"),
         ({"secret_file": "/nowhere"}, "/nowhere"),
         ({"when_full": "spill", "spill_folder": "/nowhere"}, "/nowhere"),
+        ({"role": ""}, "role"),
+        ({"role": 0}, "a role must be a str"),
+        ({"advertise": 5}, "an address to advertise must be a str"),
+        ({"secret_file": 5}, "the secret's file must be a str and is of type int"),
+        ({"spill_folder": b"/tmp"}, "the folder to spill to must be a str and is of type bytes"),
+        ({"tls": 5}, "three files"),
+        ({"tls": ("a", "b")}, "three files"),
+        ({"tls": ("a", 3, "c")}, "a file of tls must be a str"),
     ],
 )
 def test_arguments_that_mean_nothing(options: dict[str, Any], says: str) -> None:

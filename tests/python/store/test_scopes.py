@@ -113,7 +113,10 @@ class TestCollectors:
 
 @pytest.mark.parametrize(
     "collectors",
-    ["", ":3", "\ud800", "trainer:", "trainer:x", [-1], -1, True, ["a:b:c"], [1.5], 2**32],
+    [
+        *["", ":3", "\ud800", "trainer:", "trainer:x", [-1], -1, True, ["a:b:c"], [1.5], 2**32],
+        *[[True], b"x", {"trainer": 0}],
+    ],
 )
 def test_collectors_that_mean_nothing(step: Scope, collectors: Any) -> None:
     with pytest.raises(tenure.InputError):
