@@ -120,8 +120,37 @@ def add_lines(hops: Sequence[Hop], near: str = "") -> None:
         return
     graph = any(hop.kind == "graph" for hop in hops[at + 1 :])
     file, lines = lines_that_keep(hops[: at + 1], near, graph=graph)
+    if not lines:
+        file, lines = _less_directly(hops, at, near)
     if lines:
         hops[at].text += _kept_at(file, lines)
+
+
+def _less_directly(hops: Sequence[Hop], at: int, near: str) -> tuple[str, tuple[int, ...]]:
+    """Lines that fill the marked hop in other ways than by the name that refers to it."""
+    marked, file = hops[at], _file(hops[: at + 1], near)
+    if not file:
+        return "", ()
+    lines: tuple[int, ...] = ()
+    named = next((hop for hop in reversed(hops[: at + 1]) if hop.name), marked)
+    if marked.kind == "exception":
+        lines = source.lines_that_chain(file)
+    elif marked.kind in {"attribute", "global"}:
+        lines = source.lines_that_name(file)
+    if not lines and source.package_of(named.file) == "torch":
+        lines = source.lines_that_add(file, "param_groups") if named.name == "state" else ()
+    elif not lines and named.kind in {"global", "local", "closure", "attribute"}:
+        if any(hop.kind == "object" for hop in hops[hops.index(named) : at + 1]):  # one of C's
+            lines = source.lines_that_call(file, named.name)
+            lines = lines or source.lines_that_make(file, named.name)
+        else:
+            lines = source.lines_that_pass(file, named.name)
+    if lines:
+        return file, lines
+    # What a container of the user's holds is a library's: whoever calls that has put it there.
+    packages = (source.package_of(hop.file) for hop in hops[at + 1 :] if hop.kind == "attribute")
+    package = next((found for found in packages if found not in _EVERYWHERE), "")
+    return file, source.lines_that_use(file, package) if package else ()
 
 
 def lines_that_keep(

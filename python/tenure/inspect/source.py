@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import linecache
 import site
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from torch import nn
+
+from tenure.inspect.expressions import (
+    beginning,
+    called,
+    is_empty,
+    is_item_of,
+    is_little,
+    is_named,
+    puts_back,
+    puts_little,
+    targets,
+)
 
 __all__ = [
     "is_library",
     "library_folders",
     "lines_that_add",
     "lines_that_call",
+    "lines_that_chain",
+    "lines_that_make",
+    "lines_that_name",
+    "lines_that_pass",
     "lines_that_register",
     "lines_that_set",
     "lines_that_use",
@@ -37,10 +54,9 @@ _ADDERS = {
     "update",
 }
 _GIVEN_FIRST = {"heappush", "insort", "insort_left", "insort_right", "setattr"}
+_TAKERS = ("cancel", "discard", "pop", "remove")  # what calls begin with that let go
 _REGISTERS = ("add_module", "add_param_group", "register_")  # what such calls begin with
-_NUMBERS = {"bool", "float", "id", "int", "len", "repr", "str"}  # what these return holds no tensor
-_NUMBERS_OF_TENSORS = {"item", "tolist"}
-_WITHOUT_GRAPH = {"detach", "detach_", "numpy"}
+_NAMESPACES = {"globals", "locals", "vars"}
 _REPEATED = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda),
     *(ast.For, ast.AsyncFor, ast.While),
@@ -81,18 +97,91 @@ def lines_that_add(file: str, name: str, *, graph: bool = False) -> tuple[int, .
         name: The variable or attribute.
         graph: Whether what it holds is held through a graph, which a detached tensor has not.
     """
-    return _lines(
-        file, lambda node: _adds(node, name), lambda node: _puts_little(node, graph=graph)
-    )
+    aliases = _aliases(file, name)
+
+    def adds(node: ast.AST) -> bool:
+        is_alias = isinstance(node, ast.Call) and ast.unparse(node.func) in aliases
+        return is_alias or _adds(node, name)
+
+    def little(node: ast.AST) -> bool:
+        return puts_little(node, graph=graph) or puts_back(node, name)
+
+    return _lines(file, adds, little)
+
+
+@functools.lru_cache(maxsize=256)
+def lines_that_pass(file: str, name: str) -> tuple[int, ...]:
+    """Lines such as ``collect(outs, out)``: a function of the program's fills what it is given."""
+    foreign = _foreign(file)
+
+    def passes(node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call) or beginning(node.func) in foreign:
+            return False
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        others = [value for value in given if not is_named(value, name)]
+        return len(others) < len(given) and not all(is_little(v, graph=False) for v in others)
+
+    return _lines(file, passes)
+
+
+@functools.lru_cache(maxsize=256)
+def lines_that_make(file: str, name: str) -> tuple[int, ...]:
+    """Lines such as ``data = itertools.cycle(loader)``, for what fills itself."""
+
+    def makes(node: ast.AST) -> bool:
+        return (
+            isinstance(node, ast.Assign)
+            and any(is_named(target, name) for target in targets(node))
+            and any(isinstance(value, ast.Call) for value in ast.walk(node.value))
+        )
+
+    return _lines(file, makes)
+
+
+@functools.lru_cache(maxsize=256)
+def lines_that_name(file: str) -> tuple[int, ...]:
+    """Lines such as ``globals()[name] = out`` and ``self.__dict__[name] = out``."""
+
+    def is_namespace(node: ast.AST) -> bool:
+        made = isinstance(node, ast.Call) and called(node.func) in _NAMESPACES
+        return made or called(node) == "__dict__"
+
+    def names(node: ast.AST) -> bool:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            return node.func.attr in _ADDERS and is_namespace(node.func.value)
+        return isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Subscript) and is_namespace(target.value)
+            for target in targets(node)
+        )
+
+    return _lines(file, names, lambda node: puts_little(node, graph=False))
+
+
+@functools.lru_cache(maxsize=256)
+def lines_that_chain(file: str) -> tuple[int, ...]:
+    """Lines such as ``raise Retry() from last`` and ``error.__cause__ = last``."""
+
+    def chains(node: ast.AST) -> bool:
+        if isinstance(node, ast.Raise):
+            return node.cause is not None and not isinstance(node.cause, ast.Constant)
+        return isinstance(node, ast.Assign) and _sets(node, "__cause__")
+
+    return _lines(file, chains)
 
 
 @functools.lru_cache(maxsize=256)
 def lines_that_call(file: str, name: str) -> tuple[int, ...]:
     """Lines such as ``stack.enter_context(…)``: all that are given to it are."""
+    foreign = _foreign(file)
     return _lines(
         file,
-        lambda node: isinstance(node, ast.Call) and _is_given_to(node, name),
-        lambda node: _puts_little(node, graph=False),
+        lambda node: (
+            isinstance(node, ast.Call)
+            and beginning(node.func)
+            not in foreign  # torch.utils.data.DataLoader is not given to data
+            and _is_given_to(node, name)
+        ),
+        lambda node: puts_little(node, graph=False),
     )
 
 
@@ -119,7 +208,7 @@ def lines_that_register(file: str, *, hooks: bool) -> tuple[int, ...]:
     def registers(node: ast.AST) -> bool:
         if not isinstance(node, ast.Call) or not _registers(node.func):
             return False
-        return ("hook" in _called(node.func)) == hooks
+        return ("hook" in called(node.func)) == hooks
 
     return _lines(file, registers)
 
@@ -146,43 +235,30 @@ def _lines(
     return tuple(sorted({getattr(node, "lineno", 0) for node in found}))
 
 
-def _puts_little(node: ast.AST, *, graph: bool) -> bool:
-    """Whether all that a line puts somewhere are numbers, or have no graph."""
-    if isinstance(node, ast.Call):
-        given = [*node.args, *(keyword.value for keyword in node.keywords)]
-        return bool(given) and all(_is_little(value, graph=graph) for value in given)
-    return isinstance(node, (ast.Assign, ast.AugAssign)) and _is_little(node.value, graph=graph)
+def _foreign(file: str) -> set[str]:
+    """Names of Python's own functions, of torch and of numpy, which keep nothing they are given."""
+    return {
+        *dir(builtins),
+        *_names_from(file, "torch", made=False),
+        *_names_from(file, "numpy", made=False),
+    }
 
 
-def _is_little(value: ast.expr, *, graph: bool) -> bool:
-    if isinstance(value, (ast.Constant, ast.JoinedStr)) or _called(value).isupper():
-        return True  # a name in capitals is a constant's
-    parts: Sequence[ast.expr | None] = ()
-    if isinstance(value, (ast.Tuple, ast.List, ast.Set)):
-        parts = value.elts
-    elif isinstance(value, ast.Dict):
-        parts = value.values
-    elif isinstance(value, ast.IfExp):
-        parts = (value.body, value.orelse)
-    if parts:
-        return all(part is not None and _is_little(part, graph=graph) for part in parts)
-    return isinstance(value, ast.Call) and _returns_little(value.func, graph=graph)
+def _aliases(file: str, name: str) -> set[str]:
+    """What ``outs.append`` is called: ``push = outs.append``."""
+    return {
+        ast.unparse(target)
+        for node in _nodes(file)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr in _ADDERS
+        and (is_named(node.value.value, name) or is_item_of(node.value.value, name))
+        for target in targets(node)
+    }
 
 
-def _returns_little(function: ast.expr, *, graph: bool) -> bool:
-    if isinstance(function, ast.Name):
-        return function.id in _NUMBERS
-    if not isinstance(function, ast.Attribute):
-        return False
-    if function.attr in _NUMBERS_OF_TENSORS or (graph and function.attr in _WITHOUT_GRAPH):
-        return True
-    # loss.detach().cpu()
-    made = function.value
-    return graph and isinstance(made, ast.Call) and _returns_little(made.func, graph=graph)
-
-
-def _names_from(file: str, package: str) -> set[str]:
-    """What a file calls a package, its parts, and what these return, as ``log`` is a logger."""
+def _names_from(file: str, package: str, *, made: bool = True) -> set[str]:
+    """What a file calls a package, its parts, and what these have made, as ``log`` is a logger."""
     out: set[str] = set()
     nodes = _nodes(file)
     for node in nodes:
@@ -193,98 +269,58 @@ def _names_from(file: str, package: str) -> set[str]:
             out |= {alias.asname or alias.name for alias in node.names}
     assigned = [node for node in nodes if isinstance(node, ast.Assign)]
     for node in assigned:
-        if isinstance(node.value, ast.Call) and _beginning(node.value.func) in out:
-            out |= {_called(target) for target in _targets(node)}
+        if made and isinstance(node.value, ast.Call) and beginning(node.value.func) in out:
+            out |= {called(target) for target in targets(node)}
     return out - {""}
-
-
-def _beginning(node: ast.expr) -> str:
-    """``a`` of ``a.b.c``."""
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _uses(call: ast.Call, names: Iterable[str]) -> bool:
     function = call.func
     owner = function.value if isinstance(function, ast.Attribute) else None
-    known = _beginning(function) in names or (owner is not None and _called(owner) in names)
-    return known and not _puts_little(call, graph=False) and bool(call.args or call.keywords)
+    known = beginning(function) in names or (owner is not None and called(owner) in names)
+    return known and not puts_little(call, graph=False) and bool(call.args or call.keywords)
 
 
 def _sets(node: ast.Assign, name: str) -> bool:
-    if isinstance(node.value, ast.Constant):  # None, which lets go
+    if is_empty(node.value):
         return False
     return any(
-        isinstance(target, ast.Attribute) and target.attr == name for target in _targets(node)
+        isinstance(target, ast.Attribute) and target.attr == name for target in targets(node)
     )
-
-
-def _targets(node: ast.Assign) -> list[ast.expr]:
-    return [target for all_of in node.targets for target in _unpacked(all_of)]
-
-
-def _unpacked(target: ast.expr) -> list[ast.expr]:
-    """``a``, ``b`` and ``c`` of ``a, (b, *c) = …``."""
-    if isinstance(target, ast.Starred):
-        return _unpacked(target.value)
-    if isinstance(target, (ast.Tuple, ast.List)):
-        return [one for element in target.elts for one in _unpacked(element)]
-    return [target]
 
 
 def _is_given_to(call: ast.Call, name: str) -> bool:
     return (
         isinstance(call.func, ast.Attribute)
-        and _is_named(call.func.value, name)
+        and is_named(call.func.value, name)
         and bool(call.args or call.keywords)
+        and not call.func.attr.startswith(_TAKERS)
         and not hasattr(nn.Module, call.func.attr)  # model.to(device) keeps nothing
     )
 
 
 def _registers(function: ast.AST) -> bool:
-    return _called(function).startswith(_REGISTERS)
+    return called(function).startswith(_REGISTERS)
 
 
 def _adds(node: ast.AST, name: str) -> bool:
     if isinstance(node, ast.Call):
         function = node.func
-        if _called(function) in _GIVEN_FIRST:
-            return bool(node.args) and _is_named(node.args[0], name)
+        if called(function) in _GIVEN_FIRST:
+            return bool(node.args) and is_named(node.args[0], name)
         return (
             isinstance(function, ast.Attribute)
             and (function.attr in _ADDERS or _registers(function))
-            and (_is_named(function.value, name) or _is_item_of(function.value, name))
+            and (is_named(function.value, name) or is_item_of(function.value, name))
         )
     if isinstance(node, ast.AugAssign):
-        return _is_named(node.target, name) or _is_item_of(node.target, name)
+        return is_named(node.target, name) or is_item_of(node.target, name)
     if isinstance(node, ast.Assign):
-        if _is_named(node.value, name) and not any(_is_item_of(t, name) for t in _targets(node)):
+        if is_named(node.value, name) and not any(is_item_of(t, name) for t in targets(node)):
             return False  # self.optimizer = optimizer
         return any(
-            _is_item_of(target, name)
-            or (_is_named(target, name) and any(_is_named(n, name) for n in ast.walk(node.value)))
-            for target in _targets(node)
+            is_item_of(target, name)
+            or (is_named(target, name) and any(is_named(n, name) for n in ast.walk(node.value)))
+            for target in targets(node)
         )
-    return False
-
-
-def _called(function: ast.AST) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
-
-
-def _is_named(node: ast.AST, name: str) -> bool:
-    return (isinstance(node, ast.Name) and node.id == name) or (
-        isinstance(node, ast.Attribute) and node.attr == name
-    )
-
-
-def _is_item_of(node: ast.AST, name: str) -> bool:
-    """``name[…]``, also ``name[…][…]``."""
-    while isinstance(node, ast.Subscript):
-        node = node.value
-        if _is_named(node, name):
-            return True
     return False

@@ -212,6 +212,7 @@ def _path(
     reached, path, cycle, free = references.retention(node)
     if not reached and cycle:
         # The path begins in the cycle, which closes with that element.
+        cycle, path = _from_an_owner(cycle, path)
         hops = holders.retention_path([*cycle, *path])
         _breaking([hop for hop in hops if hop.elements[0] < len(cycle)]).leak = True
         holders.add_lines_of_cycle(hops, file)
@@ -331,6 +332,17 @@ def _is_history(optimizer: torch.optim.LBFGS, owner: Any) -> bool:
     most = optimizer.param_groups[0]["history_size"]
     lists = [held for state in optimizer.state.values() for held in state.values()]
     return any(owner is held for held in lists) and len(owner) < most
+
+
+def _from_an_owner(
+    cycle: list[Element], path: list[Element]
+) -> tuple[list[Element], list[Element]]:
+    """A cycle and the path out of it, begun where the attributes' owner is and not within them."""
+    if len(cycle) > 1 and isinstance(path[0][1], dict):
+        owner = cycle[-1][1]
+        if path[0][1] is getattr(owner, "__dict__", None):
+            return [cycle[-1], *cycle[:-1]], [cycle[-1], *path]
+    return cycle, path
 
 
 def _breaking(cycle: list[holders.Hop]) -> holders.Hop:
