@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from tenure.errors import InputError
 from tenure.sharding.initial_state import initial_state
-from tenure.sharding.pieces import StatePiece
+from tenure.sharding.pieces import Place, StatePiece
 from tenure.sharding.state import ModelState
 
 __all__ = ["OptimizerState"]
@@ -51,9 +51,10 @@ class OptimizerState(ModelState):
             InputError: It has a parameter of another model, or a state that is not by elements.
         """
         mine = self._by_name(optimizer)
+        places = self._places_by_name()
         kinds = self._agreed(
             {
-                name: {key: self._kind(name, key, value) for key, value in values.items()}
+                name: {key: _kind(places[name], name, key, value) for key, value in values.items()}
                 for name, values in mine.items()
             }
         )
@@ -88,6 +89,7 @@ class OptimizerState(ModelState):
         """
         outline = self._from_first(lambda: self._outline(optimizer, state))
         given: ByName = state["state"] if state and self._is_first else {}
+        places = self._places_by_name()
         mine: ByName = {}
         for name, values in outline["state"].items():
             mine[name] = {}
@@ -96,7 +98,7 @@ class OptimizerState(ModelState):
                     sent = given.get(name, {}).get(key)
                     whole = self._sent(sent, value.shape, value.dtype)
                     # A copy, for a view would keep the whole tensor.
-                    value = self._places[name].cut(whole).clone()
+                    value = places[name].cut(whole).clone()
                 mine[name][key] = copy.deepcopy(value)
         self._install(optimizer, mine, outline["param_groups"])
 
@@ -119,8 +121,9 @@ class OptimizerState(ModelState):
         new = [held[name] for name in names if held[name].requires_grad and name not in found]
         begun = initial_state(optimizer, new)
         found |= {name: begun[piece] for name, piece in held.items() if piece in begun}
+        places = self._places_by_name()
         state = {
-            name: {key: self._as_piece(name, key, value) for key, value in values.items()}
+            name: {key: _as_piece(places[name], name, key, value) for key, value in values.items()}
             for name, values in found.items()
         }
         return {"state": state, "param_groups": groups}
@@ -136,15 +139,16 @@ class OptimizerState(ModelState):
             InputError: Names, groups or pieces are not those of the optimizer; nothing was loaded.
         """
         self._require_same_groups(optimizer, state)
+        places = self._places_by_name()
         mine: ByName = {}
         for name, values in state["state"].items():
             mine[name] = {}
             for key, value in values.items():
                 if isinstance(value, StatePiece):
-                    if not value.place.has_elements_of(self._places[name]):
+                    if not value.place.has_elements_of(places[name]):
                         raise InputError(
                             f"{key} of {name} has {value.place}, and this rank has "
-                            f"{self._places[name]}: use torch.distributed.checkpoint to load it"
+                            f"{places[name]}: use torch.distributed.checkpoint to load it"
                         )
                     value = value.local
                 elif isinstance(value, torch.Tensor) and value.dim() > 0:
@@ -160,6 +164,9 @@ class OptimizerState(ModelState):
             for _, _, names, pieces in self._flats()
             for name, piece in zip(names, pieces, strict=True)
         }
+
+    def _places_by_name(self) -> dict[str, Place]:
+        return {name: self._places[piece] for name, piece in self._held().items()}
 
     def _groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
         """The optimizer's groups with names for parameters."""
@@ -182,24 +189,6 @@ class OptimizerState(ModelState):
         names = [name for group in self._groups(optimizer) for name in group["params"]]
         found = {name: optimizer.state.get(held[name]) for name in names}
         return {name: dict(values) for name, values in found.items() if values}
-
-    def _kind(self, name: str, key: str, value: Any) -> Any:
-        """What a value is of the whole parameter: a tensor like it, or the same on every rank."""
-        piece = self._as_piece(name, key, value)
-        if isinstance(piece, StatePiece):
-            return _Whole(piece.place.shape, piece.dtype)
-        return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
-
-    def _as_piece(self, name: str, key: str, value: Any) -> Any:
-        place = self._places[name]
-        if not isinstance(value, torch.Tensor) or value.dim() == 0:
-            return value
-        if value.shape == (place.size,):
-            return StatePiece.of(value.detach().as_subclass(torch.Tensor), place)
-        raise InputError(
-            f"the optimizer's {key} of {name} has shape {tuple(value.shape)}, neither that of the "
-            f"piece, ({place.size},), nor a scalar's: save optimizer.state_dict() on each rank"
-        )
 
     def _agreed(self, kinds: ByName) -> ByName:
         """Of all ranks: a rank must not wait for a piece of what another one does not have."""
@@ -242,13 +231,13 @@ class OptimizerState(ModelState):
         """A whole state without the tensors that are sent apart."""
         self._require_same_groups(optimizer, state)
         assert state is not None
-        held = self._held()
+        held, places = self._held(), self._places_by_name()
         # What such a parameter has for its element looks like a number: a step tells which it is.
-        scalars = [held[name] for name in state["state"] if not self._places[name].shape]
+        scalars = [held[name] for name in state["state"] if not places[name].shape]
         begun = initial_state(optimizer, scalars)
         out: ByName = {}
         for name, values in state["state"].items():
-            shape = self._places[name].shape
+            shape = places[name].shape
             out[name] = {}
             for key, value in values.items():
                 if not isinstance(value, torch.Tensor) or (shape and value.dim() == 0):
@@ -276,6 +265,25 @@ class OptimizerState(ModelState):
                 ],
             }
         )
+
+
+def _kind(place: Place, name: str, key: str, value: Any) -> Any:
+    """What a value is of the whole parameter: a tensor like it, or the same on every rank."""
+    piece = _as_piece(place, name, key, value)
+    if isinstance(piece, StatePiece):
+        return _Whole(piece.place.shape, piece.dtype)
+    return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+
+
+def _as_piece(place: Place, name: str, key: str, value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value
+    if value.shape == (place.size,):
+        return StatePiece.of(value.detach().as_subclass(torch.Tensor), place)
+    raise InputError(
+        f"the optimizer's {key} of {name} has shape {tuple(value.shape)}, neither that of the "
+        f"piece, ({place.size},), nor a scalar's: save optimizer.state_dict() on each rank"
+    )
 
 
 def _kinds_among(names: list[str], kinds: ByName) -> list[tuple[str, torch.dtype]]:

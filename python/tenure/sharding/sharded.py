@@ -82,7 +82,6 @@ class Sharded(OptimizerState):
         # By unit and flat.
         self._pieces: list[list[list[nn.Parameter]]] = []
         self._trained: list[list[list[bool]]] = []
-        self._names: list[list[list[str]]] = []
         made = self._take_over(choices)
         # Modules and graphs have the units, and those have this: a cycle would outlive the model.
         self._units = [weakref.ref(unit) for unit in made]
@@ -132,7 +131,6 @@ class Sharded(OptimizerState):
         for flat, group in zip(pieces, groups, strict=True):
             self._memory.watch(group, flat)
         self._trained.append([[piece.requires_grad for piece in flat] for flat in pieces])
-        self._names.append([[member.name for member in group] for group in groups])
         identify(self, number, whole)
         return Unit(number, self, whole)
 
@@ -265,16 +263,14 @@ class Sharded(OptimizerState):
     def _whole(self, of: Callable[[nn.Parameter], torch.Tensor | None]) -> dict[str, torch.Tensor]:
         """What the parameters have of one kind, put together; those that have none are left out."""
         out: dict[str, torch.Tensor] = {}
-        for unit, flats in enumerate(self._pieces):
-            for flat, pieces in enumerate(flats):
-                found = [of(piece) for piece in pieces]
-                if all(one is None for one in found):
-                    continue
-                plain = [None if one is None else one.as_subclass(torch.Tensor) for one in found]
-                whole = self.sharder.join(unit, flat, plain)
-                names = self._names[unit][flat]
-                told = zip(names, found, whole, strict=True)
-                out |= {name: tensor for name, had, tensor in told if had is not None}
+        for unit, flat, names, pieces in self._flats():
+            found = [of(piece) for piece in pieces]
+            if all(one is None for one in found):
+                continue
+            plain = [None if one is None else one.as_subclass(torch.Tensor) for one in found]
+            whole = self.sharder.join(unit, flat, plain)
+            told = zip(names, found, whole, strict=True)
+            out |= {name: tensor for name, had, tensor in told if had is not None}
         return out
 
     # Called by units and compiled graphs.

@@ -29,9 +29,8 @@ class ModelState:
 
     sharder: _C.Sharder
     _pieces: list[list[list[nn.Parameter]]]
-    _names: list[list[list[str]]]
     _group: Group
-    _places: dict[str, Place]  # by the parameter's first name
+    _places: dict[nn.Parameter, Place]  # by piece
 
     def _keep_state(self, choices: list[Choice], side: dist.ProcessGroup) -> None:
         """From now on the model's state dicts have pieces. `side` has all ranks, on the host."""
@@ -51,13 +50,10 @@ class ModelState:
         rank = dist.get_rank(self._group.ranks)
         for member in (member for choice in choices for member in choice.members):
             home = member.homes[0]
-            place = _place_of(
-                member.name,
-                home.module.__dict__[home.name],
-                home.module._parameters[home.name],
-                rank,
-            )
-            self._places[member.name] = place
+            piece = home.module._parameters[home.name]
+            assert piece is not None
+            place = _place_of(member.name, home.module.__dict__[home.name], piece, rank)
+            self._places[piece] = place
             for home in member.homes:
                 self._by_module.setdefault(home.module, {})[home.name] = place
         for module in set(model.modules()) - set(self._hooked):
@@ -80,20 +76,21 @@ class ModelState:
             rank0_only: Whether the other ranks get an empty dict.
         """
         keeps = self._is_first or not rank0_only
-        whole: dict[str, torch.Tensor] = {}
-        for unit, flat, names, pieces in self._flats():
+        whole: dict[int, torch.Tensor] = {}  # by the place, which says nothing of names
+        for unit, flat, _, pieces in self._flats():
             joined = self.sharder.join(unit, flat, [piece.detach() for piece in pieces])
             if keeps:
-                whole |= {name: one.cpu() for name, one in zip(names, joined, strict=True)}
+                places = [id(self._places[piece]) for piece in pieces]
+                whole |= {at: one.cpu() for at, one in zip(places, joined, strict=True)}
         if not keeps:
             return {}
         state = self._model_state()
         given = set()
         for key, value in state.items():
             if isinstance(value, StatePiece):
-                name = value.place.name
-                state[key] = whole[name].clone() if name in given else whole[name]
-                given.add(name)
+                at = id(value.place)
+                state[key] = whole[at].clone() if at in given else whole[at]
+                given.add(at)
             elif isinstance(value, torch.Tensor):
                 state[key] = value.to("cpu", copy=True)
         return state
@@ -129,9 +126,27 @@ class ModelState:
 
     def _flats(self) -> Iterator[tuple[int, int, list[str], list[nn.Parameter]]]:
         """Unit, number, names and pieces of each."""
+        named = self._named()
         for unit, flats in enumerate(self._pieces):
             for flat, pieces in enumerate(flats):
-                yield unit, flat, self._names[unit][flat], pieces
+                yield unit, flat, [named[piece] for piece in pieces], pieces
+
+    def _named(self) -> dict[nn.Parameter, str]:
+        """The names that pieces have now: a block may have got another number since shard().
+
+        What the model has no more keeps its name, with a word if another one has that now.
+        """
+        model = self._model()
+        out = {} if model is None else {one: name for name, one in model.named_parameters()}
+        taken = set(out.values())
+        for piece, place in self._places.items():
+            if piece not in out:
+                name = place.name
+                while name in taken:
+                    name += " (gone)"
+                taken.add(name)
+                out[piece] = name
+        return out
 
     def _from_first(self, make: Callable[[], T]) -> T:
         """What the first rank makes, on all; its InputError as well."""
@@ -161,9 +176,8 @@ class ModelState:
         return whole
 
 
-def _place_of(name: str, whole: torch.Tensor, piece: torch.Tensor | None, rank: int) -> Place:
+def _place_of(name: str, whole: torch.Tensor, piece: torch.Tensor, rank: int) -> Place:
     """Each rank has as much of the flat buffer, in which the whole parameter lies somewhere."""
-    assert piece is not None
     begin = 0
     if piece.numel() > 0:
         size_of_all = piece.untyped_storage().nbytes() // piece.element_size()
