@@ -21,7 +21,10 @@ from tenure.sharding.backwards import current_backward
 if TYPE_CHECKING:
     from tenure.sharding.sharded import Sharded
 
-__all__ = ["Unit", "has_ended", "keep_out_of_graphs", "require_no_transform"]
+__all__ = [
+    *("Frame", "Unit", "has_ended", "keep_last", "keep_out_of_graphs", "require_no_transform"),
+    "watch_calls",
+]
 
 
 def _needing_grad(tree: object, depth: int = 3) -> Iterator[torch.Tensor]:
@@ -68,6 +71,19 @@ def has_ended(frame: FrameType) -> bool:
     return True
 
 
+def watch_calls(module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> int:
+    """Calls these first and last of all hooks; returns the number of the last one."""
+    module.register_forward_pre_hook(before, prepend=True)
+    return module.register_forward_hook(after, with_kwargs=True, always_call=True).id
+
+
+def keep_last(module: nn.Module, hook: int) -> None:
+    """Others that came since may read parameters: it goes behind them."""
+    hooks = module._forward_hooks
+    if next(reversed(hooks)) != hook:
+        hooks[hook] = hooks.pop(hook)
+
+
 def keep_out_of_graphs() -> None:
     """Has Dynamo leave alone what hooks do where a module is not compiled as a whole.
 
@@ -76,11 +92,13 @@ def keep_out_of_graphs() -> None:
     import torch._dynamo
     from torch._dynamo.eval_frame import skip_code
 
+    from tenure.sharding.parts import Part
+
     disable: Any = torch._dynamo.disable  # which has no types
     if not hasattr(Unit.enter_forward, "_torchdynamo_disable"):
         Unit.enter_forward = disable(Unit.enter_forward)  # type: ignore[method-assign]
         Unit.leave_forward = disable(Unit.leave_forward)  # type: ignore[method-assign]
-        for hook in (Unit._before, Unit._after):
+        for hook in (Unit._before, Unit._after, Part._before, Part._after):
             skip_code(hook.__code__)
 
 
@@ -129,7 +147,7 @@ class _Call:
         return self.nodes.follow(course, passed)
 
 
-class _Frame:
+class Frame:
     """What a forward that has begun must undo, however it ends."""
 
     def __init__(self) -> None:
@@ -153,7 +171,7 @@ class Unit:
         self.number = number
         self.model = model
         self.needs: list[Unit] = []  # others that own a parameter that is used here
-        self._frames: list[_Frame] = []
+        self._frames: list[Frame] = []
         self._last_hook = -1
         self._calls: list[_Call] = []  # through which a backward runs
         self._backward = -1  # which
@@ -183,30 +201,33 @@ class Unit:
 
     def install(self, module: nn.Module) -> None:
         """From now on the module's forward gathers and releases."""
-        module.register_forward_pre_hook(self._before, prepend=True)
-        after = module.register_forward_hook(self._after, with_kwargs=True, always_call=True)
-        self._last_hook = after.id
+        self._last_hook = watch_calls(module, self._before, self._after)
 
     # Forward.
 
     def _before(self, module: nn.Module, _args: Any) -> None:
         if torch.compiler.is_compiling() or self.model.held:
             return  # the graph gathers, or it is gathered
-        self.enter_forward(module, sys._getframe(1))
+        keep_last(module, self._last_hook)
+        self.enter_forward(sys._getframe(1))
 
     def _after(self, _module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or self.model.held:
             return
         self.leave_forward((output, args, kwargs))
 
-    def enter_forward(self, module: nn.Module, running: FrameType) -> None:
+    def is_used(self) -> bool:
+        """Whether it is gathered for a forward that runs, or a backward that goes through it."""
+        return bool(self._frames or self._calls)
+
+    def innermost(self) -> Frame | None:
+        """The forward that was entered last of those that run."""
+        return self._frames[-1] if self._frames else None
+
+    def enter_forward(self, running: FrameType) -> None:
         """The module is called, by a frame that runs as long as it does."""
-        hooks = module._forward_hooks
-        if next(reversed(hooks)) != self._last_hook:
-            # Others came since, and may read parameters: to the end.
-            hooks[self._last_hook] = hooks.pop(self._last_hook)
         self.model.begin(running)
-        frame = _Frame()
+        frame = Frame()
         self._frames.append(frame)
         for unit in (*self.needs, self):
             values = self.model.sharder.enter(unit.number, "forward")

@@ -24,6 +24,7 @@ from tenure.sharding.gradients import Group, Piece, accumulate
 from tenure.sharding.identity import identify, identity_of
 from tenure.sharding.meeting import agree, least_left, refusal_of
 from tenure.sharding.optimizer_state import OptimizerState
+from tenure.sharding.parts import Part, nearest, parts_of
 from tenure.sharding.passing import Unit, has_ended, require_no_transform
 from tenure.sharding.replacing import alike, replace
 
@@ -93,6 +94,8 @@ class Sharded(OptimizerState):
             if choice.module is not None:
                 unit.install(choice.module)
         self._keep_state(choices, side)
+        self._parts: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._watch_parts()
         self._arrivals = Arrivals(self._living_model())
 
     def _take_over(self, choices: list[Choice]) -> list[Unit]:
@@ -159,6 +162,7 @@ class Sharded(OptimizerState):
             self._units.append(weakref.ref(unit))
             around.needs.append(unit)
         self._add_state(added)
+        self._watch_parts()
         self._arrivals.adopted()
         return [member.name for member in members]
 
@@ -180,17 +184,27 @@ class Sharded(OptimizerState):
             raise InputError(f"parameters are on {self._group.device}: move new ones there, too")
         return found
 
+    def _watch_parts(self) -> None:
+        """Those of the model's own unit may be called alone."""
+        units = self._living_units()
+        own = self._units[units[""]]()
+        assert own is not None
+        for module in parts_of(self._living_model(), units):
+            if module not in self._parts:
+                self._parts.add(module)
+                Part(own, module)
+
     def _unit_around(self, path: str) -> int:
         """The nearest one whose module is still there."""
+        return nearest(path, self._living_units())
+
+    def _living_units(self) -> dict[str, int]:
         named = dict(self._living_model().named_modules())
-        units = {
+        return {
             known: number
             for number, (known, module) in enumerate(self._modules)
             if known is not None and named.get(known) is module()
         }
-        while path not in units:
-            path = path.rpartition(".")[0]
-        return units[path]
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         """Neither pickled nor copied."""
