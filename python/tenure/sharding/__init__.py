@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tenure import _C
 from tenure.errors import InputError
-from tenure.sharding.choosing import Choice, Units, check, choose, device_of
+from tenure.sharding.choosing import Choice, Units, check, check_modules, choose, device_of
 from tenure.sharding.compiled import backend
 from tenure.sharding.deepspeed import from_deepspeed
 from tenure.sharding.gradients import Group
@@ -82,6 +82,7 @@ def shard(
         )
         _check_types(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
         _check_choices(reshard_after_forward=reshard_after_forward, offload=offload)
+        check_modules(model)
         found = choose(model, units, keep_resident)
         device_of(found)
         check(found)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules import module as hooks
 
 from tenure.errors import InputError
-from tenure.sharding.choosing import Home, Member
+from tenure.sharding.choosing import WRAPPERS, Home, Member, kinds_of
 
 __all__ = ["Arrivals", "Memory", "follow_freezing", "refuse_moves"]
 
@@ -129,9 +129,21 @@ class Arrivals:
             if arrivals is not None and module in arrivals._known:
                 arrivals._some = True
 
+        def refuse(module: nn.Module, _name: str, new: nn.Module | None) -> None:
+            arrivals = weak()
+            wrapper = kinds_of(module) & WRAPPERS
+            if arrivals is None or new is None or not wrapper:
+                return
+            if arrivals._model() in set(new.modules()):
+                raise InputError(
+                    f"the model is sharded, and {min(wrapper)} has no part in it: its gradients "
+                    "are means over ranks already, so leave it as tenure.shard() gave it"
+                )
+
         handles = (
             hooks.register_module_parameter_registration_hook(listen),
             hooks.register_module_module_registration_hook(listen),
+            hooks.register_module_module_registration_hook(refuse),
         )
         for handle in handles:
             weakref.finalize(model, handle.remove)

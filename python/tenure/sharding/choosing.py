@@ -11,9 +11,15 @@ from torch.nn.parameter import is_lazy
 
 from tenure.errors import InputError
 
-__all__ = ["Choice", "Home", "Member", "Units", "check", "choose", "device_of"]
+__all__ = [
+    *("WRAPPERS", "Choice", "Home", "Member", "Units", "check", "check_modules", "choose"),
+    *("device_of", "kinds_of"),
+]
 
 Units = None | type[nn.Module] | Iterable[type[nn.Module] | str] | Callable[[str, nn.Module], bool]
+
+# What makes of a model one that several devices or ranks compute.
+WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,31 @@ class Choice:
     needs: set[int] = field(default_factory=set)  # others that own a parameter that it uses
 
 
+def kinds_of(module: nn.Module) -> set[str]:
+    """The names of its class and of those that this is made of: to load them may take seconds."""
+    return {kind.__name__ for kind in type(module).__mro__}
+
+
+def check_modules(model: nn.Module) -> None:
+    """Raises InputError for a module that hooks of modules cannot be put on, or mean nothing to."""
+    for name, module in model.named_modules():
+        kinds = kinds_of(module)
+        what = name or "the model"
+        if wrapper := kinds & WRAPPERS:
+            raise InputError(
+                f"{what} is a {min(wrapper)}, which keeps the parameters in its own way: shard the "
+                "module in it"
+            )
+        if "ScriptModule" in kinds:
+            raise InputError(f"{what} is a ScriptModule, which has no hooks: shard it unscripted")
+
+
 def choose(model: nn.Module, units: Units, keep_resident: int) -> list[Choice]:
     """The units of a model, then the model itself, then what is small."""
     named = dict(model.named_modules())
     chosen = _chosen(named, units)
     for path in chosen:
-        if type(named[path]).forward is nn.Module.forward:
+        if getattr(named[path].forward, "__func__", None) is nn.Module.forward:
             raise InputError(
                 f"units: {path} is a {type(named[path]).__name__}, which has no forward: "
                 "choose what is in it"

@@ -87,7 +87,9 @@ class Sharded(OptimizerState):
         # Modules and graphs have the units, and those have this: a cycle would outlive the model.
         self._units = [weakref.ref(unit) for unit in made]
         self._modules = [
-            (choice.path, weakref.ref(choice.module)) for choice in choices if choice.module
+            (choice.path, weakref.ref(choice.module))
+            for choice in choices
+            if choice.module is not None  # a module may have no length
         ]
         for unit, choice in zip(made, choices, strict=True):
             unit.needs = [made[number] for number in sorted(choice.needs)]
