@@ -24,6 +24,18 @@ at::Tensor number_tensor(const c10::Scalar& number) {
   return out;
 }
 
+// Past Python's modes, as most of them are at once.
+c10::IValue number_in(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Double:
+      return *static_cast<const double*>(tensor.const_data_ptr());
+    case c10::ScalarType::Long:
+      return *static_cast<const int64_t*>(tensor.const_data_ptr());
+    default:
+      return at::native::_local_scalar_dense_cpu(tensor);
+  }
+}
+
 // Puts it where the call takes it.
 void put(torch::jit::Stack& stack, const Source& source, at::Tensor tensor) {
   auto& argument = stack[source.argument];
@@ -125,12 +137,10 @@ bool Lineage::passes(const Operator& op) {
 
 // While this call runs the processor fetches what the plan says of the next one.
 void Lineage::look_ahead() const {
-  const auto& script = followed_->script;
-  if (next_ + 2 < script.calls.size()) {
-    __builtin_prefetch(&script.calls[next_ + 2]);
-    __builtin_prefetch(&script.trace.calls[next_ + 1].module);
-    __builtin_prefetch(script.calls[next_ + 1].tensors.data());
-    __builtin_prefetch(script.calls[next_ + 1].makes.data());
+  const auto& calls = followed_->script.calls;
+  if (next_ + 1 < calls.size()) {
+    __builtin_prefetch(&calls[next_ + 1]);
+    __builtin_prefetch(&calls[next_ + 1].makes);
   }
 }
 
@@ -152,7 +162,7 @@ std::shared_ptr<Call> Lineage::before(const Operator& op, const torch::jit::Stac
   look_ahead();
   auto call = std::allocate_shared<Call>(FromPool<Call>(*calls_), op,
                                          c10::Stream(c10::Stream::DEFAULT, c10::kCPU),
-                                         script.trace.calls[next_].module);
+                                         script.calls[next_].module);
   if (!take_arguments(*call, stack)) {
     lose(text(call_text(op.name, where().module), " was given other arguments"));
     return nullptr;
@@ -180,7 +190,7 @@ bool Lineage::take_arguments(Call& call, const torch::jit::Stack& stack) {
     }
     auto& into = call.sources.emplace_back(place, element);
     if (value == kNone) {
-      call.arguments[place] = at::native::_local_scalar_dense_cpu(tensor);  // past Python's modes
+      call.arguments[place] = number_in(tensor);
       return true;
     }
     into.value = source(tensor, value);

@@ -115,7 +115,8 @@ Profile::Before Profile::before(const Operator& op, const torch::jit::Stack& sta
 
 void Profile::after(const Operator& op, Before before, const torch::jit::Stack& stack, size_t tick,
                     NameId module, double seconds, const std::optional<Proof>& proof) {
-  Scripted scripted{.op = &op, .bytes = 0, .tensors = std::move(before.tensors), .makes = {}};
+  Scripted scripted{
+      .op = &op, .module = module, .bytes = 0, .tensors = std::move(before.tensors), .makes = {}};
   CallTrace trace{.op = op.name,
                   .module = module,
                   .inputs = std::move(before.inputs),

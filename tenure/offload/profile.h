@@ -51,7 +51,7 @@ class Profile {
   // One call: what is known of it before it runs.
   struct Before {
     uint32_t first_value = 0;  // values from here on were not among its inputs
-    std::vector<uint32_t> tensors;
+    c10::SmallVector<uint32_t, 4> tensors;
     std::vector<uint32_t> inputs;
     torch::jit::Stack arguments;  // for the second call; empty: there is none
     c10::Stream stream = c10::Stream(c10::Stream::DEFAULT, c10::Device(c10::DeviceType::CPU));

@@ -35,6 +35,7 @@
 #include <ATen/ops/sum_ops.h>
 #include <ATen/ops/tanh_ops.h>
 #include <ATen/ops/threshold_backward_ops.h>
+#include <c10/util/MaybeOwned.h>
 
 #include <memory>
 #include <optional>
@@ -55,23 +56,69 @@ void push_outputs(torch::jit::Stack& stack, at::Tensor&& output) {
   torch::jit::push(stack, std::move(output));
 }
 
+// Note [Borrowed by a box]
+// A tensor that Python knows keeps its object alive for as long as C++ refers to it as well: the
+// second reference takes the GIL, and so does giving it back. The caller has its tensors until the
+// call is over, so boxes of arguments count none, and are emptied, not destroyed.
+void add_borrowed(torch::jit::Stack& stack, const at::Tensor& tensor) {
+  stack.emplace_back(c10::MaybeOwnedTraits<at::Tensor>::createBorrow(tensor));
+}
+void add_borrowed(torch::jit::Stack& stack, const std::optional<at::Tensor>& tensor) {
+  if (tensor) {
+    add_borrowed(stack, *tensor);
+  } else {
+    stack.emplace_back();
+  }
+}
+template <class Other>
+void add_borrowed(torch::jit::Stack& stack, const Other& other) {
+  stack.emplace_back(other);
+}
+void give_back(torch::jit::Stack& stack) {
+  for (auto& box : stack) {
+    if (box.isTensor()) {
+      c10::MaybeOwnedTraits<c10::IValue>::destroyBorrow(box);
+    }
+  }
+  stack.clear();
+}
+
+// The memory of this thread's last stack, for the next one.
+torch::jit::Stack& spare() {
+  thread_local torch::jit::Stack here;
+  return here;
+}
+
 // Boxes what it is asked for, and calls the operator with what it was called with.
 template <class Op, class Result, class... Arguments>
 class Unboxed final : public Invocation {
  public:
   explicit Unboxed(DispatchKeySet keys, Arguments&&... arguments)
       : keys_(keys), arguments_(std::forward<Arguments>(arguments)...) {}
+  Unboxed(const Unboxed&) = delete;
+  Unboxed& operator=(const Unboxed&) = delete;
+  ~Unboxed() override {
+    if (!ran_) {
+      give_back(stack_);
+    }
+    if (stack_.capacity() > 0) {
+      stack_.clear();
+      stack_.swap(spare());
+    }
+  }
 
   const torch::jit::Stack& arguments() override {
     if (stack_.empty()) {
+      stack_.swap(spare());
       stack_.reserve(sizeof...(Arguments));
-      std::apply([&](const auto&... each) { torch::jit::push(stack_, each...); }, arguments_);
+      std::apply([&](const auto&... each) { (add_borrowed(stack_, each), ...); }, arguments_);
     }
     return stack_;
   }
 
   void run() override {
-    stack_.clear();
+    give_back(stack_);
+    ran_ = true;
     const c10::impl::ExcludeDispatchKeyGuard unseen(kWatcherKey);
     result_.emplace(std::apply(
         [&](auto&&... each) { return Op::redispatch(keys_, std::forward<Arguments>(each)...); },
@@ -93,7 +140,8 @@ class Unboxed final : public Invocation {
  private:
   DispatchKeySet keys_;
   std::tuple<Arguments&&...> arguments_;
-  torch::jit::Stack stack_;
+  torch::jit::Stack stack_;  // what it is called with, borrowed; once it ran: what it made
+  bool ran_ = false;
   std::optional<Result> result_;
 };
 

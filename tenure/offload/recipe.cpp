@@ -48,6 +48,9 @@ bool each_tensor(const Operator& op, const torch::jit::Stack& stack,
   const auto* arguments = stack.data() + stack.size() - op.arguments;
   for (uint32_t i = 0; i < op.arguments; ++i) {
     const auto& argument = arguments[i];
+    if (!argument.isPtrType()) {
+      continue;  // nothing, or a number
+    }
     if (argument.isTensor()) {
       const auto& tensor = argument.toTensor();
       if (tensor.defined() && !(can_be_told(tensor) && each({.argument = i, .tensor = tensor}))) {

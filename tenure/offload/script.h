@@ -5,17 +5,21 @@
 #include <tenure/offload/interpose.h>
 #include <tenure/offload/trace.h>
 
+#include <c10/util/SmallVector.h>
+
 #include <cstdint>
 #include <utility>
 #include <vector>
 
 namespace tenure::offload {
 
+// In one place, as far as it goes: it is read where no cache has it.
 struct Scripted {
   const Operator* op = nullptr;
-  uint64_t bytes = 0;             // of its first output's storage
-  std::vector<uint32_t> tensors;  // the value of each tensor argument; kNone: a number
-  std::vector<std::pair<uint32_t, uint32_t>> makes;  // output, value
+  NameId module = NameId::none;
+  uint64_t bytes = 0;                     // of its first output's storage
+  c10::SmallVector<uint32_t, 4> tensors;  // the value of each tensor argument; kNone: a number
+  c10::SmallVector<std::pair<uint32_t, uint32_t>, 1> makes;  // output, value
 };
 
 struct Script {
