@@ -203,10 +203,9 @@ void Profile::written(const at::Tensor& tensor, size_t tick) {
 
 void Profile::saved(const c10::Storage& storage, const Version& version, uint32_t index,
                     size_t tick) {
-  auto& value = script_.trace.values[value_of(storage, version, tick)];
-  if (value.saved == kNone) {
-    value.saved = index;
-  }
+  // Autograd has let go of what it saved of it before, or it would not be saved anew: whoever held
+  // that for others to be made of would have autograd find it, and count one save less.
+  script_.trace.values[value_of(storage, version, tick)].saved = index;
 }
 
 void Profile::notice(size_t tick) {

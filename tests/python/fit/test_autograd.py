@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -161,6 +162,60 @@ def test_two_forwards_before_their_backwards() -> None:
             second.backward()
 
     same_as_plain(deep, run=run)
+
+
+class Features(nn.Module):
+    """Heads, each with a loss of its own, of features that no graph holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            features = x.exp().sin()
+        out = torch.zeros(())
+        for head in self.heads:
+            loss = (head(features).sigmoid() * features).tanh().square().mean()
+            loss.backward()
+            out = out + loss.detach()
+        return out
+
+
+def features() -> Job:
+    model = Features()
+    x = torch.randn(512, 64)
+    return Job(model, lambda n: model(x + n))
+
+
+def masked() -> Job:
+    """The graph of a condition goes at once: what it has saved is saved anew."""
+    torch.manual_seed(0)
+    model = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+    x = torch.randn(512, 64)
+
+    def loss(n: int) -> Tensor:
+        y = x + n
+        for linear in model:
+            y = linear(y)
+            y = torch.where(y.sin() > 0, y.exp(), y.cos())
+        return y.square().mean()
+
+    return Job(model, loss)
+
+
+@pytest.mark.parametrize("make", [features, masked])
+def test_what_is_saved_anew_once_its_graph_has_gone(make: Callable[[], Job]) -> None:
+    def run(job: Job, n: int, context: Context) -> None:
+        with context:
+            loss = job.loss(n)
+            if loss.requires_grad:
+                loss.backward()
+
+    fit = same_as_plain(make, run=run)
+    assert fit.stats().mode == "planned"
+    assert fit.stats().peak <= fit.stats().budget
 
 
 def test_backward_after_the_context() -> None:
