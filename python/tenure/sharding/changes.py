@@ -12,6 +12,7 @@ from torch.nn.modules import module as hooks
 
 from tenure.errors import InputError
 from tenure.sharding.choosing import WRAPPERS, Home, Member, kinds_of
+from tenure.sharding.identity import identity_of
 
 __all__ = ["Arrivals", "Memory", "follow_freezing", "refuse_moves"]
 
@@ -114,6 +115,19 @@ def _places(pieces: list[nn.Parameter]) -> list[tuple[int, int]]:
     return [(piece.data_ptr(), piece.numel()) for piece in pieces]
 
 
+def _put_back(module: nn.Module, name: str, new: Any) -> nn.Parameter | None:
+    """One that is set where it is already, by `tie_weights()` say, leaves all as it was."""
+    identity = identity_of(new)
+    model = identity.model() if identity is not None else None
+    if identity is None or model is None:
+        return None
+    piece = model.piece_of(identity)
+    if module._parameters.get(name) is not piece:
+        return None
+    module.__dict__[name] = new
+    return piece
+
+
 class Arrivals:
     """Parameters and modules that a program adds to a model. Costs nothing in a step without."""
 
@@ -140,7 +154,9 @@ class Arrivals:
                     "are means over ranks already, so leave it as tenure.shard() gave it"
                 )
 
+        put_back: Any = _put_back  # which torch's types do not let return anything
         handles = (
+            hooks.register_module_parameter_registration_hook(put_back),
             hooks.register_module_parameter_registration_hook(listen),
             hooks.register_module_module_registration_hook(listen),
             hooks.register_module_module_registration_hook(refuse),

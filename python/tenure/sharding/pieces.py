@@ -141,6 +141,13 @@ class StatePiece(torch.Tensor):
             "use model.tenure.full_state_dict(), or torch.distributed.checkpoint"
         )
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """None: who saves tensors by their memory, as safetensors does, would save a piece."""
+        raise InputError(
+            f"this has {self.place}, and saving it so needs all of it: use "
+            "model.tenure.full_state_dict(), or torch.distributed.checkpoint"
+        )
+
     def __repr__(self) -> str:  # type: ignore[override]
         """What it is a piece of, and the elements."""
         return f"StatePiece({self.place}: {self.local})"

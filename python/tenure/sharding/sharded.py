@@ -21,7 +21,7 @@ from tenure.sharding.backwards import Backwards, current_backward
 from tenure.sharding.changes import Arrivals, Memory, follow_freezing
 from tenure.sharding.choosing import Choice, Member, check, device_of
 from tenure.sharding.gradients import Group, Piece, accumulate
-from tenure.sharding.identity import identify, identity_of
+from tenure.sharding.identity import Identity, identify, identity_of
 from tenure.sharding.meeting import agree, least_left, refusal_of
 from tenure.sharding.optimizer_state import OptimizerState
 from tenure.sharding.parts import Part, nearest, parts_of
@@ -289,7 +289,11 @@ class Sharded(OptimizerState):
             out |= {name: tensor for name, had, tensor in told if had is not None}
         return out
 
-    # Called by units and compiled graphs.
+    # Called by units, modules and compiled graphs.
+
+    def piece_of(self, identity: Identity) -> nn.Parameter:
+        """What this rank has of a whole parameter."""
+        return self._pieces[identity.unit][identity.flat][identity.index]
 
     def left_beside(self, memory: int) -> int:
         """Bytes of `memory` that the rank which has least left still has. At first a collective.

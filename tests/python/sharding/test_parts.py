@@ -29,7 +29,8 @@ class Encoder(nn.Module):
             x = block(x)
         if self.fails is not None:
             raise self.fails
-        return self.norm(self(x, again - 1) if again else x)
+        out: torch.Tensor = self.norm(self(x, again - 1) if again else x)
+        return out
 
 
 class Model(nn.Module):
@@ -41,10 +42,10 @@ class Model(nn.Module):
         self.head = nn.Linear(17, WORDS, bias=False)
         self.head.weight = self.embed.weight
 
-    def encode(self, x: torch.Tensor, again: int = 0) -> torch.Tensor:
+    def encode(self, x: torch.Tensor, again: int = 0) -> Any:
         return self.encoder(self.embed(x), again)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.head(self.inner(self.encode(x)))
 
 
@@ -95,7 +96,7 @@ def in_checkpoints(rank: int, _world: int) -> None:
         for step in range(2):
             x = batch_of(rank, step)
 
-            def way(one: Any, x: torch.Tensor = x, reentrant: bool = reentrant) -> torch.Tensor:
+            def way(one: Any, x: torch.Tensor = x, reentrant: bool = reentrant) -> Any:
                 h = one.embed(x)
                 return checkpoint(one.encoder, h, use_reentrant=reentrant).tanh()
 

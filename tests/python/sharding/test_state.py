@@ -108,6 +108,8 @@ def pieces(rank: int, _world: int, folder: Path) -> None:
         make(1).load_state_dict(state)
     with pytest.raises(tenure.InputError, match="full_state_dict"):
         state["embed.weight"] + 1
+    with pytest.raises(tenure.InputError, match=r"of mix of shape .*full_state_dict"):
+        safetensors.save_file(state, folder / "pieces.safetensors")
     dist.barrier()
     with pytest.raises(tenure.InputError, match="embed.weight in the state has elements"):
         other.load_state_dict(torch.load(folder / f"pieces-{1 - rank}"))

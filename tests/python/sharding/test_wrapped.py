@@ -103,8 +103,26 @@ def compiled_before(rank: int, _world: int) -> None:
         assert model.tenure.graphs
 
 
+def set_again(rank: int, _world: int) -> None:
+    """As `tie_weights()` of transformers does whenever it is asked for something."""
+    plain = Net()
+    model: Any = tenure.shard(copy.deepcopy(plain))
+    plain.load_state_dict(model.tenure.full_state_dict())
+    before = list(model.named_parameters(remove_duplicate=False))
+    model.head.weight = model.embed.weight
+    model.blocks[0].up.bias = model.blocks[0].up.bias
+    after = list(model.named_parameters(remove_duplicate=False))
+    assert [name for name, _ in after] == [name for name, _ in before]
+    assert all(one is other for (_, one), (_, other) in zip(before, after, strict=True))
+    require_same(model, plain, rank)
+    assert model.tenure.adopt() == []
+    model.blocks[0].up.bias = model.blocks[1].up.bias
+    with pytest.raises(tenure.InputError, match=r"blocks\.0\.up\.bias came after"):
+        model(batch_of(rank, 0))
+
+
 def all_cases(rank: int, world: int) -> None:
-    for case in (wrapped_afterwards, wrapped_before, without_length, compiled_before):
+    for case in (wrapped_afterwards, wrapped_before, without_length, compiled_before, set_again):
         case(rank, world)
 
 
