@@ -104,7 +104,7 @@ void make_folder(const std::string& path) {
 
 Checkpoint::Checkpoint(std::string path) : path_(std::move(path)) {
   const auto manifest = text(path_, "/", kManifest);
-  if (!fs::is_regular_file(manifest)) {
+  if (std::error_code unknown; !fs::is_regular_file(manifest, unknown)) {
     refuse(path_, text("it has no ", kManifest));
   }
   const auto json = [&] {

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <system_error>
 #include <utility>
 
@@ -20,8 +21,9 @@ namespace {
 
 }  // namespace
 
+// Not to wait for whoever writes to a pipe, which is no file.
 InputFile::InputFile(std::string path)
-    : path_(std::move(path)), fd_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
+    : path_(std::move(path)), fd_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   struct stat status{};
   if (fd_ < 0 || ::fstat(fd_, &status) != 0) {
     refuse(path_, errno);
@@ -73,6 +75,11 @@ std::string read_whole(const std::string& path) {
   std::string content(file.size(), '\0');
   file.read(content.data(), content.size(), 0);
   return content;
+}
+
+bool is_folder(const std::string& path) {
+  std::error_code refused;
+  return std::filesystem::is_directory(path, refused);
 }
 
 }  // namespace tenure::train

@@ -32,4 +32,7 @@ class InputFile {
 
 std::string read_whole(const std::string& path);
 
+// False also where that cannot be found out: who opens it is told why.
+bool is_folder(const std::string& path);
+
 }  // namespace tenure::train

@@ -6,6 +6,7 @@
 #include <tenure/train/json.h>
 
 #include <filesystem>
+#include <system_error>
 
 namespace tenure::train {
 namespace {
@@ -17,11 +18,12 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 
 // What a path given by the user stands for.
 std::string file_at(const std::string& path) {
-  if (!fs::is_directory(path)) {
+  if (!is_folder(path)) {
     return path;
   }
   for (const auto* name : {kOne, kIndex}) {
-    if (fs::exists(fs::path(path) / name)) {
+    std::error_code refused;
+    if (fs::exists(fs::path(path) / name, refused)) {
       return (fs::path(path) / name).string();
     }
   }

@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <filesystem>
+#include <system_error>
 #include <vector>
 
 namespace tenure::train {
@@ -117,7 +118,8 @@ Tokens Tokens::from_sources(const std::string& folder, uint64_t most_bytes) {
   std::vector<fs::path> files;
   std::error_code refused;
   for (const auto& entry : fs::directory_iterator(folder, refused)) {
-    if (entry.is_regular_file() && entry.path().extension() == ".py") {
+    std::error_code unknown;
+    if (entry.is_regular_file(unknown) && entry.path().extension() == ".py") {
       files.push_back(entry.path());
     }
   }
@@ -139,7 +141,7 @@ Tokens Tokens::from_sources(const std::string& folder, uint64_t most_bytes) {
 }
 
 Tokens Tokens::open(const std::string& path, uint64_t most_bytes) {
-  if (fs::is_directory(path)) {
+  if (is_folder(path)) {
     return from_sources(path, most_bytes);
   }
   return path.ends_with(".bin") ? from_bin(path) : from_text(path);

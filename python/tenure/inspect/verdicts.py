@@ -386,5 +386,5 @@ def shown_path(path: str | Path) -> str:
     """A path as a person would type it: from here, if it is below."""
     try:
         return str(Path(path).resolve().relative_to(Path.cwd()))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # the last where links lead in a circle
         return str(path)

@@ -57,6 +57,12 @@ class Folder:
 
     def check(self, plan: Plan, *, overwrite: bool) -> None:
         """Raises InputError unless the run may write here. Changes nothing."""
+        try:
+            self._check(plan, overwrite=overwrite)
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _check(self, plan: Plan, *, overwrite: bool) -> None:
         shown = shown_path(self.path)
         if plan.resume and overwrite:
             raise InputError("--resume goes on with a run and --overwrite removes it: choose one")
@@ -100,10 +106,7 @@ class Folder:
         except BlockingIOError:
             raise self._in_use(holder_of(self.lock)) from None
         except OSError as error:
-            raise InputError(
-                f"cannot write to {shown_path(self.path)}: {error.strerror}: give --out another "
-                "folder"
-            ) from None
+            raise self._unwritable(error) from None
         return lock
 
     def before(self) -> Plan | None:
@@ -128,6 +131,11 @@ class Folder:
         return InputError(
             f"a run is still going in {shown_path(self.path)} ({holder}): wait for it or stop it, "
             "or give --out another folder"
+        )
+
+    def _unwritable(self, error: OSError) -> InputError:
+        return InputError(
+            f"cannot write to {shown_path(self.path)}: {error.strerror}: give --out another folder"
         )
 
     def _is_used(self) -> bool:

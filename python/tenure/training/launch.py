@@ -19,10 +19,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from tenure.training import failures
 from tenure.training.attendant import Attendant
 from tenure.training.folder import Folder
-from tenure.training.metrics import Log
 from tenure.training.plan import Plan
 from tenure.training.rank import threads_for
-from tenure.training.telling import tell_failure, tell_stopped
+from tenure.training.telling import tell_failure, tell_stopped, write_down
 
 __all__ = ["launch"]
 
@@ -98,9 +97,8 @@ def _tell_of_ranks(
         for rank, one in error.failures.items()
     }
     rank, cause = failures.first_cause(ended, said, stopped)
-    log = Log(folder.log)
     for number, failure in sorted(said.items()):
-        log(f"rank {number} failed:\n{failure.trace}")
+        write_down(plan, f"rank {number} failed:\n{failure.trace}")
     kind = said[rank].kind if rank in said else "own"
     is_stopped = rank in ended and ended[rank].pid in stopped
     return tell_failure(plan, cause, kind, None if is_stopped else rank)

@@ -197,7 +197,7 @@ def _model(flags: Flags) -> tuple[str, str]:
     if not flags.weights or flags.size:
         return flags.model or "gpt2", flags.size or "tiny"
     weights = Path(_path(flags.weights))
-    if not weights.exists():
+    if not os.path.exists(weights):  # noqa: PTH110  false also for a name that is too long
         raise InputError(f"{flags.weights} does not exist: --weights is a file or a folder")
     config = (weights if weights.is_dir() else weights.parent) / "config.json"
     if not config.is_file():

@@ -20,7 +20,7 @@ from tenure.training.meeting import Meeting
 from tenure.training.metrics import Log
 from tenure.training.plan import Plan
 from tenure.training.planning import World, plan_of, started_world
-from tenure.training.telling import tell_failure, tell_stopped
+from tenure.training.telling import tell_failure, tell_stopped, write_down
 
 __all__ = ["train"]
 
@@ -89,7 +89,7 @@ def _run_here(plan: Plan, world: World | None, store: Store | None) -> int:
         return tell_stopped(plan, signal.SIGTERM)
     except Exception as error:  # noqa: BLE001  said in a line, and the rest is in the log
         failure = failures.Failure.of(error)
-        Log(folder.log)(failure.trace)
+        write_down(plan, failure.trace)
         number = f"rank {world.rank} failed: " if world and failure.kind != "input" else ""
         return tell_failure(plan, number + failure.text, failure.kind, world.rank if world else 0)
     if world is None or world.rank == 0:  # others would find that it is going

@@ -16,7 +16,7 @@ from tenure.training.folder import Folder
 from tenure.training.metrics import Log
 from tenure.training.plan import Plan
 
-__all__ = ["how_to_go_on", "show_cursor", "tell_failure", "tell_stopped"]
+__all__ = ["how_to_go_on", "show_cursor", "tell_failure", "tell_stopped", "write_down"]
 
 
 def tell_failure(plan: Plan, cause: str, kind: str, rank: int | None) -> int:
@@ -37,8 +37,7 @@ def tell_failure(plan: Plan, cause: str, kind: str, rank: int | None) -> int:
         told += f"; {how_to_go_on(plan)}"
     if rank is not None and is_of_the_run(kind):
         told += _evidence(plan, rank)
-    with suppress(OSError):  # the disk may be what failed
-        Log(Folder(plan.out).log)(told)
+    write_down(plan, told)
     say(told)
     return 2 if kind == "input" else 1
 
@@ -62,10 +61,15 @@ def tell_stopped(plan: Plan, number: int) -> int:
     """Says by which signal it was stopped; returns the exit status of the command."""
     show_cursor()
     told = f"stopped by {signal.Signals(number).name}; {how_to_go_on(plan)}"
-    with suppress(OSError):
-        Log(Folder(plan.out).log)(told)
+    write_down(plan, told)
     say(told)
     return 128 + number
+
+
+def write_down(plan: Plan, text: str) -> None:
+    """In the log, if it can be: the disk may be what failed."""
+    with suppress(OSError):
+        Log(Folder(plan.out).log)(text)
 
 
 def how_to_go_on(plan: Plan) -> str:

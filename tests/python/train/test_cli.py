@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -173,6 +174,44 @@ def test_the_tutorial_lists_the_names_that_others_have_for_flags() -> None:
 # --- folders with a run in them ------------------------------------------------------------------
 
 
+def odd_path(kind: str, folder: Path) -> Path:
+    path = folder / "odd"
+    if kind == "too long":
+        return folder / ("a" * 5000)
+    if kind == "in a circle":
+        path.symlink_to(path)
+    if kind == "a pipe":
+        os.mkfifo(path)
+    if kind == "under a file":
+        path.write_text("no folder")
+        return path / "sub"
+    if kind == "a folder of circles":
+        path.mkdir()
+        (path / "a.py").symlink_to(path / "a.py")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["too long", "in a circle", "a pipe", "under a file"])
+@pytest.mark.parametrize("flag", ["--data", "--validation", "--weights"])
+def test_a_path_to_nothing_that_can_be_read(flag: str, kind: str, tmp_path: Path) -> None:
+    path = odd_path(kind, tmp_path)
+    assert path.name in refused(tmp_path / "run", flag, str(path), "--size", "tiny", *SMALL)
+
+
+def test_a_folder_whose_sources_lead_nowhere(tmp_path: Path) -> None:
+    path = odd_path("a folder of circles", tmp_path)
+    assert "no Python sources" in refused(tmp_path / "run", "--data", str(path), *SMALL)
+
+
+@pytest.mark.parametrize("kind", ["too long", "in a circle", "a pipe", "under a file"])
+def test_a_path_that_no_run_can_be_written_to(kind: str, tmp_path: Path) -> None:
+    path = odd_path(kind, tmp_path)
+    done = CliRunner().invoke(app, ["train", "--out", str(path), *SMALL])
+    assert done.exit_code == 2, done.output
+    assert "--out" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three steps on one rank, in a process: it has the clock and the groups to itself."""
@@ -205,6 +244,18 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("tenure: the validation loss of step 1 is nan: try a lower")
     assert not list((out / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_a_log_that_cannot_be_written_is_an_error_in_a_line(ranks: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "train.log").symlink_to("/dev/full")
+    command = ["-m", "tenure", "train", "--out", str(out), "--ranks", ranks, "--steps", "1", *SMALL]
+    done = run_forked(command, timeout=120)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert all(line.startswith("tenure: ") for line in done.stderr.splitlines()), done.stderr
 
 
 def test_one_rank_trains_in_the_process_itself(finished: Path) -> None:
