@@ -80,13 +80,15 @@ bool is_plain(const Paths& paths) {
   });
 }
 
-// A backward of its own runs in it, which torch refuses where gradients are asked for and not
-// accumulated.
-bool is_reentrant_checkpoint(const Node& node) {
+// Whether torch refuses to run it in a half: in a reentrant checkpoint runs a backward of its own,
+// which may not be where gradients are asked for and not accumulated; and what torch.compile made
+// writes to what it has saved, unless the graph goes with it.
+bool needs_whole(const Node& node) {
   if (is_generated(node) || typeid(node) == typeid(torch::autograd::AccumulateGrad)) {
     return false;
   }
-  return node.name() == "CheckpointFunctionBackward";
+  const auto name = node.name();
+  return name == "CheckpointFunctionBackward" || name == "CompiledFunctionBackward";
 }
 
 // A node whose weights wait: its incoming gradients, and by edge whether it leads to such a weight.
@@ -237,8 +239,7 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
   const Paths paths(roots.edges, inputs);
   const auto exits = exits_of(paths);
   if (exits_meet(exits) || (halves != Halves::always && !is_plain(paths)) ||
-      std::ranges::any_of(paths.nodes(),
-                          [](const Node* node) { return is_reentrant_checkpoint(*node); })) {
+      std::ranges::any_of(paths.nodes(), [](const Node* node) { return needs_whole(*node); })) {
     return whole();
   }
   if (halves == Halves::last_if_plain) {

@@ -1,6 +1,7 @@
 #include <tenure/pipeline/channel.h>
 
 #include <tenure/core/error.h>
+#include <tenure/core/storage_ref.h>
 #include <tenure/core/text.h>
 
 #include <ATen/core/Tensor.h>
@@ -68,6 +69,28 @@ std::string words_of(const Message& message) {
               message.from_stage, " for microbatch ", message.microbatch);
 }
 
+// Before anything of its message is under way: whoever was told of a tensor waits for it.
+void require_sendable(const at::Tensor& tensor, const Message& message, c10::Device device) {
+  if (tensor.device() != device) {
+    throw InputError(text(words_of(message), " is on ", tensor.device().str(),
+                          ", the other stages' on ", device.str(),
+                          ": have a stage give back tensors on its own device"));
+  }
+  if (tensor.layout() == c10::kStrided && !tensor.is_nested() && tensor.nbytes() == 0) {
+    return;
+  }
+  try {
+    const StorageRef named(tensor);
+    if (tensor.layout() == c10::kStrided) {
+      return;
+    }
+  } catch (const LeaseError& error) {
+    throw InputError(text(words_of(message), " cannot be sent: ", error.what()));
+  }
+  throw InputError(text(words_of(message), " cannot be sent: it is of the layout ", tensor.layout(),
+                        ": have a stage give back to_dense() of it"));
+}
+
 OwnerId owner_of_buffer(const Message& message) {
   return intern_owner(
       OwnerKind::receive_buffer,
@@ -105,12 +128,12 @@ Channel::Channel(Groups groups, uint32_t microbatches, std::chrono::milliseconds
 
 Channel::~Channel() = default;
 
-void Channel::begin(uint64_t step, uint32_t send_slots) {
+void Channel::begin(uint64_t step, bool trains, uint32_t send_slots) {
   if (!broken_.empty()) {
     throw CollectiveError(text("this pipeline cannot go on, because ", broken_,
                                ": start the ranks again, from the last checkpoint"));
   }
-  step_ = step;
+  step_ = 2 * step + (trains ? 1 : 0);
   send_slots_ = send_slots;
   stats_.most_held_bytes = 0;
 }
@@ -216,8 +239,12 @@ Header Channel::receive(Incoming& incoming) {
   };
   auto header = incoming.as_one ? front() : whole();
   if (header.step() != step_) {
-    throw CollectiveError(text("rank ", message.peer, " is at step ", header.step(), " and rank ",
-                               rank_, " at step ", step_, ": call step() equally often on all"));
+    const auto doing = [](uint64_t step) {
+      return text(step % 2 == 1 ? "trains in step " : "evaluates in step ", step / 2);
+    };
+    throw CollectiveError(text("rank ", message.peer, " ", doing(header.step()), " and rank ",
+                               rank_, " ", doing(step_),
+                               ": call step() and eval() on all ranks in the same order"));
   }
   all_there("receiving");
   if (incoming.as_one && header.status() != Header::Status::as_before) {
@@ -321,10 +348,8 @@ void Channel::send(const Message& message, const std::vector<Sent>& tensors, Sha
   std::vector<Spec> specs;
   std::vector<at::Tensor> whole;
   for (const auto& sent : tensors) {
-    if (sent.tensor.defined() && sent.tensor.device() != device_) {
-      throw InputError(text(words_of(message), " is on ", sent.tensor.device().str(),
-                            ", the other stages' on ", device_.str(),
-                            ": have a stage give back tensors on its own device"));
+    if (sent.tensor.defined()) {
+      require_sendable(sent.tensor, message, device_);
     }
     specs.push_back(spec_of(sent));
     whole.push_back(sent.tensor.defined()

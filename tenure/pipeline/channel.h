@@ -84,8 +84,8 @@ class Channel {
   uint32_t ranks() const { return ranks_; }
   c10::Device device() const { return device_; }
 
-  // REQUIRES: nothing is under way.
-  void begin(uint64_t step, uint32_t send_slots);
+  // REQUIRES: nothing is under way. `trains`: whether the step is one of training.
+  void begin(uint64_t step, bool trains, uint32_t send_slots);
   void receive_on(c10::Device device) { device_ = device; }
 
   // Asks for a message.
@@ -153,7 +153,7 @@ class Channel {
   std::chrono::milliseconds timeout_;
   uint32_t rank_ = 0;
   uint32_t ranks_ = 1;
-  uint64_t step_ = 0;
+  uint64_t step_ = 0;  // twice its number, and one more if it trains: as headers have it
   size_t send_slots_ = 1;
   c10::Device device_ = c10::kCPU;
   Buffers buffers_;

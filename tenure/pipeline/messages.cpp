@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <tuple>
+#include <unordered_map>
 #include <vector>
 
 namespace tenure::pipeline {
@@ -173,6 +174,12 @@ MessagePlan plan_messages(const Schedule& schedule, uint32_t rank) {
   out.send_slots = least_send_slots(schedule) + 1;
   // Some backends match sends and receives of two ranks by their order alone.
   auto incoming = sent_to(schedule, rank);
+  std::unordered_map<uint64_t, size_t> places;  // of each message among its sender's, by key_of
+  for (const auto& [peer, order] : incoming) {
+    for (size_t place = 0; place < order.size(); ++place) {
+      places.emplace(key_of(order[place], schedule.microbatches), place);
+    }
+  }
   std::map<uint32_t, size_t> asked;
   for (size_t i = 0; i < actions.size(); ++i) {
     const auto need = needed_by(schedule, actions[i]);
@@ -183,9 +190,9 @@ MessagePlan plan_messages(const Schedule& schedule, uint32_t rank) {
     }
     const auto& order = incoming[need->peer];
     auto& next = asked[need->peer];
-    const auto wanted = std::ranges::find(order, *need) - order.begin();
+    const auto wanted = places.at(key_of(*need, schedule.microbatches));
     auto& post = out.steps[i < kAhead ? 0 : i - kAhead].post;
-    for (; next <= static_cast<size_t>(wanted) && next < order.size(); ++next) {
+    for (; next <= wanted; ++next) {
       post.push_back(order[next]);
     }
   }

@@ -27,15 +27,23 @@ c10::Device device_of(const std::vector<std::unique_ptr<Stage>>& stages) {
 }
 
 bool shares_storage(const at::Tensor& tensor, const std::vector<Alias>& aliases) {
-  return std::ranges::any_of(aliases, [&](const Alias& alias) {
-    return alias.lease().storage().is_alias_of(tensor.storage());
-  });
+  return tensor.has_storage() && std::ranges::any_of(aliases, [&](const Alias& alias) {
+           return alias.lease().storage().is_alias_of(tensor.storage());
+         });
+}
+
+// A stage that keeps what it returns, as a buffer, may write to it for the next microbatch before
+// anybody has read it. What has a gradient it cannot write to. REQUIRES: nobody here has another
+// reference.
+bool may_be_written(const at::Tensor& output) {
+  return !output.requires_grad() && output.layout() == c10::kStrided && output.has_storage() &&
+         (output.use_count() > 1 || output.storage().use_count() > 1);
 }
 
 }  // namespace
 
 StepResult Pipeline::Step::run() {
-  state_.channel.begin(state_.step, plan_.messages.send_slots);
+  state_.channel.begin(state_.step, trains(), plan_.messages.send_slots);
   try {
     begin();
     begun_ = true;
@@ -63,7 +71,7 @@ StepResult Pipeline::Step::run() {
 }
 
 void Pipeline::Step::refuse(const std::string& why) {
-  state_.channel.begin(state_.step, plan_.messages.send_slots);
+  state_.channel.begin(state_.step, trains(), plan_.messages.send_slots);
   give_up(failure_here(why));
 }
 
@@ -294,9 +302,10 @@ at::Tensor Pipeline::Step::to_pass_on(const at::Tensor& output, const Flight& of
   if (!output.defined()) {
     return output;
   }
+  const auto received = shares_storage(output, of.received);
   const auto stays = trains() && plan_.messages.steps[position_].send;
-  const auto out = output.detach();
-  return !stays && shares_storage(out, of.received) ? out.clone() : out;
+  const auto copies = received ? !stays : may_be_written(output);
+  return copies ? output.detach().clone() : output.detach();
 }
 
 std::vector<at::Tensor> Pipeline::Step::finished(const Action& action,
@@ -307,7 +316,9 @@ std::vector<at::Tensor> Pipeline::Step::finished(const Action& action,
   }
   if (!loss_) {
     for (auto& output : outputs) {
-      output = output.defined() && shares_storage(output, of.received) ? output.clone() : output;
+      const auto copies =
+          output.defined() && (shares_storage(output, of.received) || may_be_written(output));
+      output = copies ? output.clone() : output;
     }
     result_.outputs.push_back(outputs);
     return {};
@@ -319,6 +330,9 @@ std::vector<at::Tensor> Pipeline::Step::finished(const Action& action,
         "the loss of a microbatch must be one number, and it is ",
         loss.defined() ? text("a tensor of ", loss.numel(), " elements") : std::string("nothing"),
         ": take its mean or sum"));
+  }
+  if (loss.is_complex()) {
+    throw InputError("the loss of a microbatch must be a real number, and it is complex");
   }
   if (trains() && !loss.requires_grad()) {
     throw InputError(

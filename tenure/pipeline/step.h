@@ -108,7 +108,7 @@ class Pipeline::Step {
   void run_forward(const Action& action);
   // Without its graph. What a stage was sent and hands on unchanged would go with its microbatch: a
   // copy where that may be before it has been read, by another stage of this rank, or in an
-  // evaluation by the rank that it is sent to.
+  // evaluation by the rank that it is sent to. A copy, too, of what it may write to until then.
   at::Tensor to_pass_on(const at::Tensor& output, const Flight& of) const;
   // The last stage's outputs become the loss, or the caller's.
   std::vector<at::Tensor> finished(const Action& action, std::vector<at::Tensor> outputs,

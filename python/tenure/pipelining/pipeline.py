@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from numbers import Real
@@ -114,6 +114,7 @@ class Pipeline:
         self._number = next(self._numbers)
         self._stay_gathered = stay_gathered
         self._strict = strict
+        self._running = False
         self._runtime = _C.PipelineRuntime(
             self.schedule.data, self._stages, up, down, side, timeout, strict
         )
@@ -164,7 +165,14 @@ class Pipeline:
     def _run(
         self, train: bool, args: tuple[Any, ...], target: Any, kwargs: dict[str, Any]
     ) -> tuple[torch.Tensor | None, list[list[torch.Tensor | None]]]:
+        if self._running:
+            raise InputError(
+                "this pipeline is in the middle of a step: call step() and eval() one after the "
+                "other, not from within a stage, a loss or another thread"
+            )
         with ExitStack() as held:
+            self._running = True
+            held.callback(setattr, self, "_running", False)
             for stage in self._stages:
                 held.callback(stage.clear)
             try:
@@ -176,7 +184,7 @@ class Pipeline:
                     held.enter_context(model.hold())
                 rows = self._batch_rows(), rows_of(targets or [])
                 shapes = self._shapes(args if self._first else (), kwargs, target)
-            except Exception as error:
+            except BaseException as error:
                 self._runtime.refuse(train, f"{type(error).__name__}: {error}")
                 raise
             try:
@@ -226,11 +234,23 @@ class Pipeline:
         return rows_of(stage.args or []) or rows_of(stage.kwargs)
 
     def _shapes(self, *given: Any) -> int:
-        """A number for them: what a step takes depends on them, and messages may not tell."""
+        """A number for them, and for how stages are: what a step takes depends on it.
+
+        Messages may not tell of it. Other numbers than bools do not count: one that is another in
+        every step would make each a step that is not checked.
+        """
         if not self._strict:
             return 0
-        tensors = (one for one in tree_leaves(given) if isinstance(one, torch.Tensor))
-        return hash(tuple((one.shape, one.dtype) for one in tensors)) % 2**64
+        leaves = tree_leaves(given)
+        tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
+        ways = [(i, one) for i, one in enumerate(leaves) if isinstance(one, (bool, str))]
+        told = (
+            tuple((one.shape, one.dtype, one.requires_grad) for one in tensors),
+            tuple(ways),
+            tuple(part.training for stage in self._stages for part in stage.modules()),
+            tuple(p.requires_grad for stage in self._stages for p in stage.parameters()),
+        )
+        return hash(told) % 2**64
 
 
 class _Stage:
@@ -265,6 +285,10 @@ class _Stage:
             )
         return list(tensors)
 
+    def modules(self) -> list[nn.Module]:
+        """It and all within; none if it is a function."""
+        return list(self.module.modules()) if isinstance(self.module, nn.Module) else []
+
     def parameters(self) -> list[torch.Tensor]:
         """Gradients come to whole parameters first, and then to the pieces of those sharded."""
         return [*self.module.parameters(), *whole_parameters(self.module)]
@@ -291,10 +315,18 @@ class _LossOf:
 
 
 def _modules_of(stage: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
-    modules = [stage] if isinstance(stage, nn.Module) else list(stage)
-    if not modules or not all(callable(module) for module in modules):
+    if isinstance(stage, nn.Module) or not isinstance(stage, Iterable):
+        modules = [stage]
+    else:
+        modules = list(stage)
+    if not modules or not all(map(_is_module, modules)):
         raise InputError(f"stage is a module or a list of modules, not {stage!r}")
     return modules
+
+
+def _is_module(one: object) -> bool:
+    """One of C++ has no class of torch's."""
+    return callable(one) and callable(getattr(one, "parameters", None))
 
 
 def _group_of(group: object) -> dist.ProcessGroup:
@@ -312,6 +344,9 @@ def _group_of(group: object) -> dist.ProcessGroup:
 def _require_arguments(
     modules: list[nn.Module], loss: object, timeout: float, strict: bool, stay_gathered: bool
 ) -> None:
+    for name, flag in (("strict", strict), ("stay_gathered", stay_gathered)):
+        if not isinstance(flag, bool):
+            raise InputError(f"{name} is True or False, not {flag!r}")
     if loss is not None and not callable(loss):
         raise InputError(f"loss is a function of an output and a target, not {loss!r}")
     if strict and not stay_gathered and any(map(sharded_in, modules)):

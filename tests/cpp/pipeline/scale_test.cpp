@@ -80,5 +80,12 @@ TEST_P(Scale, ARankOfThousandsPlansItsMessages) {
   });
 }
 
+TEST(ScaleOfOneRank, ManyMicrobatchesArePlannedInTimeAsTheirNumber) {
+  const auto schedule = make_schedule("1f1b", 2, 1 << 18);
+  const auto begin = std::clock();
+  EXPECT_EQ(plan_messages(schedule, 1).steps.size(), schedule.actions[1].size());
+  EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 4 * kMostSeconds);
+}
+
 }  // namespace
 }  // namespace tenure::pipeline

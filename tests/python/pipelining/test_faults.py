@@ -286,6 +286,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "schedule": ({"schedule": "2f2b"}, "there is no schedule '2f2b'"),
     "timeout": ({"timeout": -1}, "timeout is a number of seconds up to a day, not -1"),
     "seconds": ({"timeout": "10"}, "timeout is a number of seconds up to a day, not '10'"),
+    "stage": ({"stage": None}, "stage is a module or a list of modules, not None"),
+    "function": ({"stage": len}, "stage is a module or a list of modules, not <built-in"),
+    "strict": ({"strict": "yes"}, "strict is True or False, not 'yes'"),
 }
 
 
@@ -351,3 +354,121 @@ def in_other_groups(rank: int, _ranks: int) -> None:
 def test_a_pipeline_of_ranks_of_which_some_are_in_more_groups() -> None:
     """And one of ranks that did not all come leaves the next as it would have been."""
     run_ranks(in_other_groups, 2)
+
+
+class Breaking(torch.Tensor):
+    """Ctrl-C arrives while it is split."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if "split" in getattr(function, "__name__", ""):
+            raise KeyboardInterrupt
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def stopped_before_it_began(rank: int, _ranks: int) -> str:
+    pipe = tenure.Pipeline(Stage(), "1f1b", 8, loss=mean, timeout=30)
+    x = torch.ones(32, 64)
+    try:
+        pipe.step(x.as_subclass(Breaking) if rank == 0 else x, target=x)
+    except (KeyboardInterrupt, tenure.CollectiveError) as error:
+        said = f"{type(error).__name__}: {error}"
+    pipe.step(x, target=x)
+    return said
+
+
+def test_ctrl_c_before_the_first_action_is_heard_of_by_all() -> None:
+    own, others = run_ranks(stopped_before_it_began, 2)
+    assert own == "KeyboardInterrupt: "
+    assert others.startswith("CollectiveError: rank 0 failed at the begin of the step: Keyboard")
+
+
+class Nested(Stage):
+    pipe: tenure.Pipeline | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.pipe is not None:
+            self.pipe.eval(x)
+        return super().forward(x)
+
+
+def within_itself(rank: int, _ranks: int) -> str:
+    stage = Nested()
+    pipe = tenure.Pipeline(stage, "1f1b", 8, loss=mean, timeout=30)
+    x = torch.ones(32, 64)
+    stage.pipe = pipe if rank == 0 else None
+    with pytest.raises((tenure.InputError, tenure.CollectiveError)) as error:
+        pipe.step(x, target=x)
+    stage.pipe = None
+    pipe.step(x, target=x)
+    return str(error.value)
+
+
+def test_a_pipeline_cannot_step_within_its_own_step() -> None:
+    own, others = run_ranks(within_itself, 2)
+    assert own.startswith("this pipeline is in the middle of a step: call step() and eval() one")
+    assert others.startswith("rank 0 failed in the forward of stage 0 for microbatch 0: InputError")
+
+
+def otherwise(rank: int, _ranks: int) -> str:
+    pipe = tenure.Pipeline(Stage(), "1f1b", 8, loss=mean, timeout=2)
+    x = torch.ones(32, 64)
+    pipe.step(x, target=x)
+    with pytest.raises(tenure.CollectiveError) as error:
+        pipe.eval(x) if rank else pipe.step(x, target=x)
+    return str(error.value)
+
+
+def test_ranks_of_which_one_evaluates_are_told() -> None:
+    _, said = run_ranks(otherwise, 2)
+    assert said.startswith(
+        "rank 0 trains in step 2 and rank 1 evaluates in step 2: call step() and"
+    )
+
+
+NOT_SENT = {
+    "sparse": (lambda x: x.to_sparse(), "it is sparse and has several storages"),
+    "sparse rows": (lambda x: x.to_sparse_csr(), "it is sparse and has several storages"),
+    "nested": (
+        lambda x: torch.nested.nested_tensor([x[0], x[1]], layout=torch.jagged),
+        "it is nested and has several storages",
+    ),
+    "quantized": (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8), "it is quantized"),
+    "opaque": (lambda x: x.to_mkldnn(), "it has no storage of its own"),
+}
+
+
+class Sending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.case = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.layer(x)
+        return NOT_SENT[self.case][0](made.detach()) if self.case else made
+
+
+def not_sent(rank: int, _ranks: int) -> dict[str, str]:
+    stage = Stage() if rank else Sending()
+    pipe = tenure.Pipeline(stage, "1f1b", 8, loss=mean, timeout=30)
+    x = torch.ones(32, 64)
+    said = {}
+    for case in NOT_SENT:
+        stage.case = case
+        with pytest.raises((tenure.InputError, tenure.CollectiveError)) as error:
+            pipe.step(x, target=x)
+        said[case] = str(error.value)
+        stage.case = ""
+        pipe.step(x, target=x)
+    return said
+
+
+def test_tensors_that_cannot_be_sent_are_refused_before_anybody_waits_for_them() -> None:
+    own, others = run_ranks(not_sent, 2)
+    for case, (_, words) in NOT_SENT.items():
+        assert own[case].startswith("the output of stage 0 for microbatch 0 cannot be sent: ")
+        assert words in own[case]
+        assert others[case].startswith("rank 0 failed in the forward of stage 0 for microbatch 0: ")

@@ -137,3 +137,55 @@ def test_under_autocast_no_copy_of_a_weight_stays_for_the_callers_block(name: st
     for bound, steps in run_ranks(cast, 2, name):
         assert steps == STEPS
         assert bound > 0
+
+
+class Switched(Cast):
+    """Takes more when it is told to, when it trains, and where its first layer learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor, *, twice: bool = False) -> torch.Tensor:
+        x = torch.sin(self.noise(torch.cos(x)))
+        return super().forward(super().forward(x) if twice else x)
+
+
+def switched(_rank: int, _ranks: int, what: str) -> int:
+    stage = Switched()
+    stage.eval()
+    stage.down.weight.requires_grad_(False)
+    pipe = tenure.Pipeline(stage, "1f1b", MICROBATCHES, loss=mean, strict=True, timeout=30)
+    x = torch.randn(64 * MICROBATCHES, 8)
+    for step in range(2 * STEPS):
+        more = step >= STEPS
+        stage.train(more and what == "training")
+        stage.down.weight.requires_grad_(more and what == "a weight that learns")
+        pipe.step(x, target=torch.zeros(len(x), 8), twice=more and what == "an argument")
+    return pipe.stats().steps
+
+
+@pytest.mark.parametrize("what", ["training", "a weight that learns", "an argument"])
+def test_what_a_switch_adds_is_another_bound(what: str) -> None:
+    assert run_ranks(switched, 2, what) == [2 * STEPS] * 2
+
+
+def compiled(rank: int, ranks: int, name: str) -> list[list[torch.Tensor]]:
+    torch.manual_seed(0)
+    model = [Bent() for _ in range(ranks)]
+    stage = torch.compile(model[rank], backend="aot_eager")
+    pipe = tenure.Pipeline(stage, name, MICROBATCHES, loss=mean, strict=True, timeout=60)
+    x = batch([Bent])
+    for _ in range(STEPS):
+        model[rank].zero_grad()
+        pipe.step(x, target=torch.zeros(len(x), 8))
+    return [p.grad for p in model[rank].parameters()]
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_compiled_stages(name: str) -> None:
+    """What they have saved they may write to, which torch allows in a whole backward alone."""
+    found = run_ranks(compiled, 2, name, timeout=120)
+    wanted = taught([Bent, Bent], batch([Bent]))
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
