@@ -154,13 +154,13 @@ class Switched(Cast):
 def switched(_rank: int, _ranks: int, what: str) -> int:
     stage = Switched()
     stage.eval()
-    stage.down.weight.requires_grad_(False)
+    stage.up.weight.requires_grad_(False)
     pipe = tenure.Pipeline(stage, "1f1b", MICROBATCHES, loss=mean, strict=True, timeout=30)
     x = torch.randn(64 * MICROBATCHES, 8)
     for step in range(2 * STEPS):
         more = step >= STEPS
         stage.train(more and what == "training")
-        stage.down.weight.requires_grad_(more and what == "a weight that learns")
+        stage.up.weight.requires_grad_(more and what == "a weight that learns")
         pipe.step(x, target=torch.zeros(len(x), 8), twice=more and what == "an argument")
     return pipe.stats().steps
 
