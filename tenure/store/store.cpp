@@ -9,6 +9,7 @@
 #include <tenure/store/fingerprint.h>
 #include <tenure/store/patience.h>
 #include <tenure/store/recent_puts.h>
+#include <tenure/store/room.h>
 #include <tenure/store/same_bytes.h>
 #include <tenure/store/socket.h>
 #include <tenure/store/source.h>
@@ -98,6 +99,7 @@ struct Store::State {
   Arrivals arrivals;  // before the client, whose thread tells it
   RecentPuts recent;
   Patience patience;
+  std::shared_ptr<Room> copies = Room::make(0);  // shared with their charges
   Server server;
   Client client;
   Unconfirmed unconfirmed;
@@ -286,9 +288,15 @@ Handle Store::put(const ScopeName& scope, const at::Tensor& tensor, const PutOpt
           source.read(offset, piece);
         }));
   }
-  // Piece by piece: there is room for the elements when they are stored, and none for a second
-  // copy.
-  const auto elements = tensor.detach();
+  // What does not lie as it is stored is copied first, which is faster, if the group and the
+  // machine have room for that, too; otherwise it is read piece by piece.
+  auto elements = tensor.detach();
+  std::string lack;
+  std::optional<Charge> second;
+  if (!lies_as_stored(elements)) {
+    second = state_->copies->take(2 * bytes_of(layout), lack);
+    elements = second ? elements.resolve_conj().resolve_neg().contiguous() : elements;
+  }
   const Fill fill = [&](uint64_t offset, std::span<std::byte> piece) {
     read_elements(elements, offset, piece);
   };

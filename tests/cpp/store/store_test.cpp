@@ -5,6 +5,7 @@
 #include <tenure/core/text.h>
 #include <tenure/store/errors.h>
 #include <tenure/store/listening_sockets.h>
+#include <tenure/store/tensors.h>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -16,9 +17,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <sstream>
 #include <string>
 
@@ -263,6 +267,24 @@ TEST_F(LostDeletes, TakeNoMoreThanTheTimeout) {
     const auto begun = std::chrono::steady_clock::now();
     EXPECT_FALSE(close(scope).unreached.empty());
     EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(330)) << scope;
+  }
+}
+
+TEST(Tensors, ElementsAreReadInAnyPieces) {
+  const auto base = at::arange(5 * 6 * 7, at::kFloat).view({5, 6, 7});
+  for (const auto& view : {base.permute({2, 0, 1}), base.slice(1, 1, 6, 2), base.select(2, 3),
+                           base.slice(0, 1, 2).expand({4, 6, 7}), base._neg_view()}) {
+    const auto whole = view.resolve_neg().contiguous();
+    const auto bytes = bytes_of(whole);
+    for (const size_t elements : {1, 2, 5, 7, 43, 1000}) {
+      std::vector<std::byte> read(bytes.size());
+      const auto most = elements * sizeof(float);
+      for (size_t offset = 0; offset < bytes.size(); offset += most) {
+        const auto size = std::min(most, bytes.size() - offset);
+        read_elements(view, offset, std::span(read).subspan(offset, size));
+      }
+      EXPECT_TRUE(std::ranges::equal(read, bytes)) << view.sizes() << " by " << elements;
+    }
   }
 }
 

@@ -64,7 +64,7 @@ def test_a_complex_view_is_what_it_shows(trainer: Member) -> None:
 
 
 def test_a_view_is_stored_as_its_elements_whatever_its_strides(trainer: Member) -> None:
-    base = tensor_of([7, 1500, 1000])  # of several pieces, none of them a whole row
+    base = tensor_of([7, 1500, 1000])
     views = [base.permute(2, 0, 1), base[:, ::3, 1:], base[2:3].expand(3, 1500, 1000), base.flip(1)]
     pairs = torch.view_as_complex(base.unflatten(2, (500, 2))).conj()
     with tenure.store.scope("call") as scope:
