@@ -39,7 +39,7 @@ class Growing:
 
     Attributes:
         leaf: The parameter that most of them lead to; None: it is gone, as when a program ends.
-        uses: How many of their nodes lead there.
+        uses: How many of their nodes lead there, above the fewest that ever did.
         per_step: How many more do so with each step.
         since: The step since which none went.
         made: At the ends of the steps since then, how many nodes their thread had made.
@@ -62,14 +62,24 @@ class Growing:
         return elsewhere or len({bisect.bisect(self.made, n) for n in nodes}) >= _MANY_STEPS
 
 
+@dataclass
+class _Leaf:
+    tensor: weakref.ref[torch.Tensor]
+    fewest: int | None = None  # uses; None: not counted yet
+
+
 class Graphs:
-    """How many graphs there were whenever someone counted."""
+    """How many graphs there were whenever someone counted.
+
+    Each leaf counts from the fewest uses that it had: of a model that nobody trains any more old
+    graphs may be left, more of them than have grown since of another.
+    """
 
     def __init__(self) -> None:
         """None were counted yet."""
-        self._leaves: list[weakref.ref[torch.Tensor]] = []
+        self._leaves: list[_Leaf] = []
         self._largest: weakref.ref[torch.Tensor] | None = None
-        # Step, uses of the leaf that has most, nodes made.
+        # Step, uses of the leaf that has most above its fewest, nodes made.
         self._counted: list[tuple[int, int, int]] = []
         self._most_given_back = 0
 
@@ -77,12 +87,18 @@ class Graphs:
         """Counts by these from now on."""
         leaves = [p for p in parameters if p.requires_grad and p.is_leaf]
         stride = len(leaves) // _MOST_LEAVES + 1
-        self._leaves = [weakref.ref(leaf) for leaf in leaves[::stride]]
+        known = {id(of): one for one in self._leaves if (of := one.tensor()) is not None}
+        self._leaves = [
+            known.get(id(leaf)) or _Leaf(weakref.ref(leaf)) for leaf in leaves[::stride]
+        ]
 
     def count(self, step: int) -> None:
         """Counts those that are alive. It is cheap: nothing is looked at but the leaves."""
-        alive = [leaf for one in self._leaves if (leaf := one()) is not None]
-        uses = _C.users_of_leaves(alive)
+        alive = [(one, leaf) for one in self._leaves if (leaf := one.tensor()) is not None]
+        uses = []
+        for (one, _), now in zip(alive, _C.users_of_leaves([of for _, of in alive]), strict=True):
+            one.fewest = now if one.fewest is None else min(one.fewest, now)
+            uses.append(now - one.fewest)
         most = max(uses, default=0)
         if self._counted and most < _GIVEN_BACK * self._counted[-1][1]:
             self._most_given_back = max(self._most_given_back, self._counted[-1][1])
@@ -90,7 +106,7 @@ class Graphs:
         self._counted.append((step, most, _C.nodes_made()))
         if len(self._counted) > _MOST_COUNTED:
             del self._counted[1:-1:2]
-        self._largest = weakref.ref(alive[uses.index(most)]) if alive else None
+        self._largest = weakref.ref(alive[uses.index(most)][1]) if alive else None
 
     def growing(self) -> Growing | None:
         """Whether there are ever more, beyond any number that was given back."""

@@ -55,6 +55,14 @@ def test_losses_whose_graph_was_used_keep_its_nodes() -> None:
     assert "detach()" in found["advice"]
 
 
+def test_graphs_of_another_model_hide_none_that_grow() -> None:
+    before, model, losses = deep(), deep(), []
+    old = [before(torch.randn(8, 64)).sum() for _ in range(10 * STEPS)]
+    found = leak(lambda _: losses.append(step_of(model)))
+    assert words(found).startswith("losses ("), found
+    assert len(old) == 10 * STEPS
+
+
 def test_a_sum_of_losses_keeps_the_graphs_of_all_of_them() -> None:
     model, total = deep(), torch.zeros(())
 
