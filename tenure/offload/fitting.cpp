@@ -9,6 +9,8 @@
 #include <tenure/offload/active.h>
 #include <tenure/offload/state.h>
 
+#include <c10/util/hash.h>
+
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -47,16 +49,52 @@ c10::SmallVector<at::Tensor, 2> written_by(const Operator& op, const torch::jit:
 
 }  // namespace
 
+// The plan of the mode that was chosen, or none.
+void State::follow() {
+  const auto followed = mode_ == Mode::planned ? known_->followed : nullptr;
+  const bool times = followed != nullptr && meter_ != nullptr && !followed->timed_in_place;
+  call_times_.begin(times ? meter_->device() : c10::Device(c10::DeviceType::CPU));
+  lineage_.begin(followed, calls_before_);
+  roots_.assign(followed != nullptr ? followed->fit.roots.size() : 0, {});
+}
+
 void State::call(const Operator& op, Invocation& invocation) {
   if (!op.writes.empty()) {
     tell_writes(op, invocation.arguments());
   }
   if (compat::in_backward()) {
     invocation.run();
-  } else if (mode_ == Mode::measuring) {
+    return;
+  }
+  if (!opened_) {
+    open(op, invocation.arguments());
+  }
+  if (mode_ == Mode::measuring) {
     call_profiled(op, invocation);
   } else {
     call_followed(op, invocation);
+  }
+}
+
+// Note [What a step begins with]
+// Before its first call a step is taken for the one that the rhythm says. Where lengths come at
+// random there is none; but what a step works on is mostly among the arguments of the first call
+// that has any. While nothing was saved the plan may still be another: one that began so.
+void State::open(const Operator& op, const torch::jit::Stack& stack) {
+  const auto sizes = sizes_of_call(op, stack);
+  std::lock_guard lock(mutex_);
+  if (!sizes && order_.empty()) {
+    ++calls_before_;
+    return;
+  }
+  opened_ = true;
+  if (!sizes || !order_.empty()) {
+    return;
+  }
+  opening_ = c10::hash_combine(*sizes, calls_before_);
+  profile_.opened(opening_);
+  if (choose_by(opening_)) {
+    follow();
   }
 }
 

@@ -56,7 +56,6 @@ void State::begin() {
   stepper_ = std::this_thread::get_id();
   recorder_.begin(meter_.get());
   order_.clear();
-  roots_.clear();
   counted_.clear();
   position_ = fetched_upto_ = 0;
   ahead_ = largest_ = alone_ = 0;
@@ -66,15 +65,14 @@ void State::begin() {
   }
   choose_mode();
   fits_.assign(all_known_.size(), true);
+  opened_ = !options.recompute;
   if (options.recompute) {
     proving_ = false;
-    const bool times =
-        mode_ == Mode::planned && meter_ != nullptr && !known_->followed->timed_in_place;
-    call_times_.begin(times ? meter_->device() : c10::Device(c10::DeviceType::CPU));
     kept_profiled_.clear();
     profile_.begin();
-    lineage_.begin(mode_ == Mode::planned ? known_->followed : nullptr);
-    roots_.resize(mode_ == Mode::planned ? known_->followed->fit.roots.size() : 0);
+    calls_before_ = 0;
+    opening_ = 0;
+    follow();
   }
   const bool timed = mode_ == Mode::measuring || step_ <= kTimedFirst || step_ % kTimedEvery == 0;
   for (const auto& [device, lane] : lanes_) {

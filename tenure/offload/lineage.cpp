@@ -95,10 +95,10 @@ void Followed::index() {
   }
 }
 
-void Lineage::begin(std::shared_ptr<const Followed> followed) {
+void Lineage::begin(std::shared_ptr<const Followed> followed, size_t made) {
   let_go();
   followed_ = std::move(followed);
-  next_ = 0;
+  next_ = made;
   inside_ = false;
   lost_ = followed_ == nullptr ? "no plan" : "";
   is_lost_ = std::make_shared<bool>(false);

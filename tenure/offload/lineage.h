@@ -71,8 +71,8 @@ class Lineage {
   };
   explicit Lineage(Shelf& shelf) : shelf_(shelf) {}
 
-  // A step begins that follows the plan, or none.
-  void begin(std::shared_ptr<const Followed> followed);
+  // A step begins that follows the plan, or none. So many of its calls have been made.
+  void begin(std::shared_ptr<const Followed> followed, size_t made = 0);
   // Backward begins, or the step is over: what nobody needs goes.
   void let_go();
   // Not as planned; empty: so far it is.

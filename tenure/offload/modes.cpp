@@ -4,6 +4,7 @@
 #include <tenure/offload/state.h>
 
 #include <algorithm>
+#include <iterator>
 #include <tuple>
 
 namespace tenure::offload {
@@ -34,24 +35,74 @@ uint64_t shape_of(const Timeline& timeline) {
 void State::choose_mode() {
   mode_ = Mode::measuring;
   known_ = nullptr;
-  const auto next = followed_.find(shape_of_last_);
-  if (all_known_.empty() || (next != followed_.end() && is_to_be_measured(next->second))) {
+  sought_ = std::nullopt;
+  if (all_known_.empty()) {
     return;
   }
-  const auto expected = [&](const auto& one) {
-    return next != followed_.end() && one->shape == next->second;
-  };
-  // The level tells more than the rhythm, unless it drifts. Else the next higher one, or the next
-  // lower one.
-  const auto known = *std::ranges::min_element(all_known_, {}, [&](const auto& one) {
-    const auto above = begins_alike(*one) ? 0 : above_plan(*one);
-    const bool told = above == 0 && (expected(one) || !one->drifts);
-    return std::tuple(!told, !expected(one), above > 0, std::abs(above));
-  });
-  if (begins_alike(*known) || (expected(known) && reaches_begin(*known))) {
+  const auto next = followed_.find(shape_of_last_);
+  const auto expected =
+      next == followed_.end() ? std::nullopt : std::optional<uint64_t>(next->second);
+  if (expected && is_to_be_measured(*expected)) {
+    sought_ = expected;
+    return;
+  }
+  const auto known = best_of(all_known_, expected);
+  if (begins_alike(*known) || (known->shape == expected && reaches_begin(*known))) {
     known_ = known;
     mode_ = Mode::planned;
   }
+}
+
+// The level tells more than the rhythm, unless it drifts. Else the next higher one, or the next
+// lower one.
+std::shared_ptr<Known> State::best_of(const std::vector<std::shared_ptr<Known>>& known,
+                                      std::optional<uint64_t> expected) const {
+  return *std::ranges::min_element(known, {}, [&](const auto& one) {
+    const auto above = begins_alike(*one) ? 0 : above_plan(*one);
+    const bool is_expected = one->shape == expected;
+    const bool told = above == 0 && (is_expected || !one->drifts);
+    return std::tuple(!told, !is_expected, above > 0, std::abs(above));
+  });
+}
+
+// Whether a step that begins so is another than it was taken for: a known one, or to be measured.
+bool State::choose_by(uint64_t opening) {
+  const auto begins_so = [&](const auto& one) { return one->followed->script.opening == opening; };
+  const bool right = mode_ == Mode::planned && begins_so(known_);
+  if (right || (mode_ == Mode::measuring && (!sought_ || unknown_[*sought_].opening == opening))) {
+    return false;
+  }
+  std::vector<std::shared_ptr<Known>> such;
+  std::ranges::copy_if(all_known_, std::back_inserter(such), begins_so);
+  if (such.empty()) {
+    return measure_if_due(opening);
+  }
+  const auto known = best_of(such, such.front()->shape);
+  if (!begins_alike(*known) && !reaches_begin(*known)) {
+    return false;
+  }
+  if (sought_) {
+    unknown_[*sought_].tried = 0;  // that one has yet to come
+  }
+  known_ = known;
+  mode_ = Mode::planned;
+  return true;
+}
+
+// Whether steps that begin so are to be measured, and this one is: all of its calls are to come.
+bool State::measure_if_due(uint64_t opening) {
+  const auto due = [&](const auto& one) {
+    return one.second.opening == opening && is_to_be_measured(one.first);
+  };
+  if (calls_before_ > 0 || mode_ == Mode::measuring || std::ranges::none_of(unknown_, due)) {
+    return false;
+  }
+  known_ = nullptr;
+  mode_ = Mode::measuring;
+  for (const auto& [device, lane] : lanes_) {
+    lane->copier.start_measuring();
+  }
+  return true;
 }
 
 // How far above the level that the plan is made for the step begins.
@@ -160,7 +211,9 @@ void State::remember(uint64_t shape) {
   followed_[shape_of_last_] = shape;
   shape_of_last_ = shape;
   if (mode_ == Mode::following) {
-    ++unknown_[shape].seen;
+    auto& unknown = unknown_[shape];
+    ++unknown.seen;
+    unknown.opening = opening_;
   } else {
     unknown_.erase(shape);
   }

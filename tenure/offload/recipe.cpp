@@ -3,6 +3,8 @@
 #include <tenure/core/hold.h>
 #include <tenure/core/text.h>
 
+#include <c10/util/hash.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -70,6 +72,22 @@ bool each_tensor(const Operator& op, const torch::jit::Stack& stack,
     }
   }
   return true;
+}
+
+std::optional<uint64_t> sizes_of_call(const Operator& op, const torch::jit::Stack& stack) {
+  auto hash = c10::get_hash(&op);
+  bool any = false;
+  each_tensor(op, stack, [&](const Argument& argument) {
+    if (!is_number(argument.tensor)) {
+      any = true;
+      for (const auto size : argument.tensor.sizes()) {
+        hash = c10::hash_combine(hash, c10::get_hash(size));
+      }
+      hash = c10::hash_combine(hash, c10::get_hash(argument.tensor.dim()));
+    }
+    return true;
+  });
+  return any ? std::optional<uint64_t>(hash) : std::nullopt;
 }
 
 const at::Tensor* output_at(const torch::jit::Stack& stack, const Operator& op, uint32_t place) {

@@ -89,6 +89,9 @@ bool each_tensor(const Operator& op, const torch::jit::Stack& stack,
 
 bool is_number(const at::Tensor& tensor);
 
+// Tells calls apart by operator and by the sizes of their tensors. None: there are no tensors.
+std::optional<uint64_t> sizes_of_call(const Operator& op, const torch::jit::Stack& stack);
+
 // The output at that place, if it is a storage that one can know; else null.
 const at::Tensor* output_at(const torch::jit::Stack& stack, const Operator& op, uint32_t place);
 

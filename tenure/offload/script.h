@@ -25,6 +25,7 @@ struct Scripted {
 struct Script {
   Trace trace;
   std::vector<Scripted> calls;  // as trace.calls
+  uint64_t opening = 0;         // what the step began with: Note [What a step begins with]
 };
 
 }  // namespace tenure::offload

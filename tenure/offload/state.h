@@ -136,6 +136,8 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   bool keeps_profiled(const c10::Storage& storage) const;
   bool others_hold_profiled(size_t index, const StorageRef& ref) const;
   Timeline profiled_timeline() const;
+  void follow();
+  void open(const Operator& op, const torch::jit::Stack& stack);
   void call_profiled(const Operator& op, Invocation& invocation);
   void call_followed(const Operator& op, Invocation& invocation);
   void tell_writes(const Operator& op, const torch::jit::Stack& stack);
@@ -164,6 +166,10 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
 
   void forget_dead();
   void choose_mode();
+  std::shared_ptr<Known> best_of(const std::vector<std::shared_ptr<Known>>& known,
+                                 std::optional<uint64_t> expected) const;
+  bool choose_by(uint64_t opening);
+  bool measure_if_due(uint64_t opening);
   int64_t above_plan(const Known& known) const;
   int64_t same_level(const Known& known) const;
   bool begins_alike(const Known& known) const;
@@ -217,6 +223,10 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   Lineage lineage_{*this};
   std::vector<bool> kept_profiled_;  // by index: it was on the device all the time
   bool proving_ = false;             // something that was dropped is compared for the first time
+  bool opened_ = true;               // its first call that works on something has come,
+  size_t calls_before_ = 0;          // after so many others
+  uint64_t opening_ = 0;             // what it is: Note [What a step begins with]
+  std::optional<uint64_t> sought_;   // it is measured because one of this shape is expected
   bool inside_call_ = false;         // that is profiled: no waits between its begin and its end
   CallTimes call_times_;             // of its forward, if its plan is not yet made with them
   std::shared_ptr<Known> known_;     // that it follows
@@ -236,6 +246,7 @@ class State : public std::enable_shared_from_this<State>, public Watcher, privat
   struct Unknown {
     uint32_t seen = 0;
     uint32_t tried = 0;
+    uint64_t opening = 0;  // the last one's
   };
   std::unordered_map<uint64_t, Unknown> unknown_;    // by shape
   std::unordered_map<uint64_t, uint64_t> followed_;  // which shape came after which
