@@ -116,7 +116,7 @@ at::Tensor tensor_over(std::shared_ptr<const Mapping> mapping, const Layout& lay
 }
 
 void read_elements(const at::Tensor& tensor, uint64_t offset, std::span<std::byte> to) {
-  const auto item = tensor.itemsize();
+  const auto item = static_cast<int64_t>(tensor.itemsize());
   copy_elements(tensor, static_cast<int64_t>(offset) / item, static_cast<int64_t>(to.size()) / item,
                 to.data());
 }
