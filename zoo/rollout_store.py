@@ -16,6 +16,7 @@ from torch import nn
 TENSOR_PARALLEL = 2
 WORLD = 4
 VOCAB = 128
+ROWS, LENGTH = 8, 128
 
 
 class ResultStore:
@@ -41,8 +42,17 @@ class Worker:
         self.store = ResultStore()
 
     @torch.no_grad()
-    def log_probs(self, tokens: torch.Tensor, only_heads_answer: bool) -> str | None:
-        logits = self.policy(tokens)
+    def rollout(self) -> torch.Tensor:
+        """Rows of tokens, each drawn after the one before it."""
+        tokens = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
+        for place in range(1, LENGTH):
+            chances = self.policy(tokens[:, place - 1]).softmax(dim=-1)
+            tokens[:, place] = torch.multinomial(chances, 1).squeeze(1)
+        return tokens
+
+    @torch.no_grad()
+    def log_probs(self, only_heads_answer: bool) -> str | None:
+        logits = self.policy(self.rollout())
         log_probs = logits.log_softmax(dim=-1)  # born
         if only_heads_answer and not self.is_head:
             return None
@@ -51,7 +61,7 @@ class Worker:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--fixed", action="store_true")
     args = parser.parse_args()
 
@@ -60,8 +70,7 @@ def main() -> None:
     workers = [Worker(rank, policy) for rank in range(WORLD)]
 
     for step in range(args.steps):
-        tokens = torch.randint(VOCAB, (16, 64))
-        tickets = [worker.log_probs(tokens, args.fixed) for worker in workers]
+        tickets = [worker.log_probs(args.fixed) for worker in workers]
         heads = [
             worker.store.fetch(ticket)
             for worker, ticket in zip(workers, tickets, strict=True)

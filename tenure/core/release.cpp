@@ -62,13 +62,14 @@ ReleasedTable& released_table() {
 
 // Whether the memory was made by one of torch's map allocators. The one that a manager process
 // looks after hides its deleter in a library of its own; to ask in which one a function is takes a
-// walk through its symbols, 90 us in torch's, so only what cannot be resized is asked.
+// walk through its symbols, 90 us in torch's, so what an allocator of torch's may resize is not
+// asked.
 bool mapped(const c10::StorageImpl& storage, const c10::DataPtr& data) {
   if (at::MapAllocator::fromDataPtr(data) != nullptr ||
       at::RefcountedMapAllocator::fromDataPtr(data) != nullptr) {
     return true;
   }
-  if (storage.resizable()) {
+  if (storage.allocator() != nullptr && storage.resizable()) {
     return false;
   }
   Dl_info info{};
