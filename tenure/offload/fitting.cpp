@@ -81,18 +81,18 @@ void State::call(const Operator& op, Invocation& invocation) {
 // random there is none; but what a step works on is mostly among the arguments of the first call
 // that has any. While nothing was saved the plan may still be another: one that began so.
 void State::open(const Operator& op, const torch::jit::Stack& stack) {
-  const auto sizes = sizes_of_call(op, stack);
   std::lock_guard lock(mutex_);
-  if (!sizes && order_.empty()) {
+  opened_ = !order_.empty();
+  if (opened_) {
+    return;
+  }
+  const auto sizes = sizes_of_call(op, stack);
+  if (!sizes) {
     ++calls_before_;
     return;
   }
   opened_ = true;
-  if (!sizes || !order_.empty()) {
-    return;
-  }
   opening_ = c10::hash_combine(*sizes, calls_before_);
-  profile_.opened(opening_);
   if (choose_by(opening_)) {
     follow();
   }

@@ -64,8 +64,6 @@ class Profile {
   };
 
   void begin();
-  // The step began with that.
-  void opened(uint64_t opening) { script_.opening = opening; }
   Before before(const Operator& op, const torch::jit::Stack& stack, size_t tick);
   // `proof`: none, if it was not repeated; then `seconds` are those of the call itself.
   void after(const Operator& op, Before before, const torch::jit::Stack& stack, size_t tick,

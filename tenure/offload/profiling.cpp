@@ -142,6 +142,7 @@ void State::learn_fit() {
   known->shape = shape();
   known->followed = std::make_shared<Followed>();
   known->followed->script = profile_.finish(known->measured.ticks());
+  known->followed->script.opening = opening_;
   for (auto& value : known->followed->script.trace.values) {
     if (value.saved != kNone) {
       value.gone = known->measured.saved[value.saved].gone;  // by others than us

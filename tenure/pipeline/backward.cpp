@@ -238,8 +238,13 @@ std::vector<at::Tensor> Backward::run_inputs(const std::vector<at::Tensor>& grad
   }
   const Paths paths(roots.edges, inputs);
   const auto exits = exits_of(paths);
-  if (exits_meet(exits) || (halves != Halves::always && !is_plain(paths)) ||
-      std::ranges::any_of(paths.nodes(), [](const Node* node) { return needs_whole(*node); })) {
+  const auto runs_whole = [&] {
+    return halves == Halves::always
+               ? std::ranges::any_of(paths.nodes(),
+                                     [](const Node* node) { return needs_whole(*node); })
+               : !is_plain(paths);  // what is plain has no such node
+  };
+  if (exits_meet(exits) || runs_whole()) {
     return whole();
   }
   if (halves == Halves::last_if_plain) {
