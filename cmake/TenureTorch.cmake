@@ -73,15 +73,12 @@ add_library(Tenure::torch INTERFACE IMPORTED)
 target_include_directories(Tenure::torch SYSTEM INTERFACE
   ${TENURE_TORCH_ROOT}/include ${TENURE_TORCH_ROOT}/include/torch/csrc/api/include)
 target_link_libraries(Tenure::torch INTERFACE Tenure::torch_cpu Tenure::c10)
-target_link_options(Tenure::torch INTERFACE
-  # libtorch.so is an empty umbrella whose only use is to load libtorch_cuda where there is one.
-  "LINKER:--push-state,--no-as-needed,${TENURE_TORCH_LIB_DIR}/libtorch.so,--pop-state"
-  # A CUDA torch needs CUDA libraries that its own RPATH finds, but a linker would not.
-  "LINKER:--allow-shlib-undefined")
 
-# torch brings the system's libstdc++ into the process. A compiler that has a static one alone would
-# put a second beside it, whose locales are others: the first number that is written crashes.
-function(_tenure_share_libstdcxx)
+# Which libstdc++ there is to link. torch brings the system's into the process. A compiler that has a
+# static one alone would put a second beside it, whose locales are others: the first number that is
+# written crashes.
+function(_tenure_find_libstdcxx)
+  set(TENURE_LINK_LIBSTDCXX -lstdc++ PARENT_SCOPE)
   execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.so
                   OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU" OR IS_ABSOLUTE "${found}")
@@ -94,10 +91,20 @@ function(_tenure_share_libstdcxx)
     message(FATAL_ERROR "${CMAKE_CXX_COMPILER} has a static libstdc++ alone, and torch uses the shared one: "
                         "give -DTENURE_LIBSTDCXX=/path/to/libstdc++.so.6, or another compiler.")
   endif()
+  set(TENURE_LINK_LIBSTDCXX ${TENURE_LIBSTDCXX} PARENT_SCOPE)
   target_link_options(Tenure::torch INTERFACE -nostdlib++)
   target_link_libraries(Tenure::torch INTERFACE ${TENURE_LIBSTDCXX} m)
 endfunction()
-_tenure_share_libstdcxx()
+_tenure_find_libstdcxx()
+
+target_link_options(Tenure::torch INTERFACE
+  # First, so that what has no other home is found there: torch's libraries hold parts of an older
+  # libstdc++ and let others see them, and std::filesystem::remove_all of torch 2.11 for CUDA crashes.
+  "LINKER:--push-state,--no-as-needed,${TENURE_LINK_LIBSTDCXX},--pop-state"
+  # libtorch.so is an empty umbrella whose only use is to load libtorch_cuda where there is one.
+  "LINKER:--push-state,--no-as-needed,${TENURE_TORCH_LIB_DIR}/libtorch.so,--pop-state"
+  # A CUDA torch needs CUDA libraries that its own RPATH finds, but a linker would not.
+  "LINKER:--allow-shlib-undefined")
 
 # Which std::string torch was built with. Every wheel since 2.7 has the new one.
 set(_tenure_torch_config ${TENURE_TORCH_ROOT}/share/cmake/Torch/TorchConfig.cmake)
