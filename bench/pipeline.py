@@ -25,6 +25,7 @@ sys.path.append(sys.path.pop(0))  # last, for a file here has the name of one of
 
 import argparse
 import os
+import random
 import statistics
 import tempfile
 import time
@@ -157,7 +158,7 @@ ARMS = {"tenure": ours, "torch": torchs}
 
 
 def timed(rank: int, world: int, store: str, name: str, options: argparse.Namespace, out: Path):
-    """Both in turn."""
+    """Both in turn, in an order drawn anew in each round."""
     begin(rank, world, store)
     schedule = tenure.pipelining.schedule(name, world, options.microbatches)
     arms = {arm: make(schedule, rank, options) for arm, make in ARMS.items()}
@@ -178,7 +179,8 @@ def timed(rank: int, world: int, store: str, name: str, options: argparse.Namesp
     times: dict[str, list[float]] = {arm: [] for arm in arms}
     for number in range(options.rounds):
         order = list(arms)
-        for arm in order[number % 3 :] + order[: number % 3]:
+        random.Random(number).shuffle(order)  # what ran before has warmed the cores
+        for arm in order:
             dist.barrier()
             start = time.perf_counter()
             for _ in range(options.steps):
