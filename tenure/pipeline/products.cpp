@@ -23,8 +23,11 @@ bool is_one_of(const Node& node) {
 
 template <class Product>
 bool reads(const Node& node, SavedVariable Product::* a, SavedVariable Product::* b) {
-  const auto* product = dynamic_cast<const Product*>(&node);
-  return product != nullptr && (compat::has_hooks(product->*a) || compat::has_hooks(product->*b));
+  if (typeid(node) != typeid(Product)) {
+    return false;
+  }
+  const auto& product = static_cast<const Product&>(node);
+  return compat::has_hooks(product.*a) || compat::has_hooks(product.*b);
 }
 
 }  // namespace

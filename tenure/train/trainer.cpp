@@ -11,6 +11,7 @@
 #include <tenure/train/batches.h>
 #include <tenure/train/checkpoint.h>
 #include <tenure/train/chunk.h>
+#include <tenure/train/from_job.h>
 #include <tenure/train/gradients.h>
 #include <tenure/train/sample.h>
 #include <tenure/train/spare_heap.h>
@@ -42,102 +43,6 @@ double figure_of(std::optional<int64_t> value) {
   return value ? static_cast<double>(*value) : kNotKnown;
 }
 
-// "embedding, layers 0-1"
-std::string described(const std::vector<LayerRange>& stages, const pipeline::Schedule& schedule,
-                      uint32_t rank) {
-  std::string out;
-  const auto add = [&](const std::string& part) { out += text(out.empty() ? "" : ", ", part); };
-  for (const auto number : schedule.stages_of(rank)) {
-    const auto& range = stages.at(number);
-    if (number == 0) {
-      add("embedding");
-    }
-    add(range.size() == 1 ? text("layer ", range.first)
-                          : text("layers ", range.first, "-", range.last - 1));
-    if (schedule.is_last(number)) {
-      add("head");
-    }
-  }
-  return out;
-}
-
-// All stages once, one after the other: for a model that is asked, not trained.
-pipeline::Schedule one_after_the_other(const pipeline::Schedule& like) {
-  pipeline::Schedule out{
-      .name = "sample", .microbatches = 1, .rank_of_stage = like.rank_of_stage, .actions = {}};
-  out.actions.resize(like.ranks());
-  for (uint32_t stage = 0; stage < like.stages(); ++stage) {
-    out.actions[like.rank_of_stage[stage]].push_back(
-        {.stage = stage, .microbatch = 0, .kind = pipeline::Kind::forward});
-  }
-  for (auto stage = like.stages(); stage-- > 0;) {
-    out.actions[like.rank_of_stage[stage]].push_back(
-        {.stage = stage, .microbatch = 0, .kind = pipeline::Kind::backward});
-  }
-  return out;
-}
-
-std::optional<Checkpoint> begun_in(const Job& job) {
-  const auto newest =
-      job.resume && !job.checkpoints.empty() ? newest_checkpoint(job.checkpoints) : std::nullopt;
-  return newest ? std::optional<Checkpoint>(std::in_place, *newest) : std::nullopt;
-}
-
-Stages stages_on(const Job& job, const pipeline::Schedule& schedule, uint32_t rank,
-                 const std::optional<Checkpoint>& begun) {
-  const auto ranges = stages_of(job, schedule);
-  Stages out;
-  for (const auto number : schedule.stages_of(rank)) {
-    auto stage = std::make_shared<Stage>(job.model, ranges.at(number), job.device);
-    if (begun) {
-      load_weights(*stage, begun->weights());
-    } else if (!job.weights.empty()) {
-      load_weights(*stage, SavedWeights(job.weights));
-    } else {
-      stage->initialize(job.seed);
-    }
-    out.push_back(std::move(stage));
-  }
-  return out;
-}
-
-// See Note [Gathered for a step].
-bool stays_gathered(const Job& job) { return job.pp > 1; }
-
-std::unique_ptr<Parameters> parameters_of(const Job& job, const Stages& stages,
-                                          const DataGroup& data) {
-  if (job.zero == Zero::none) {
-    return whole_parameters(stages, data);
-  }
-  return sharded_parameters(stages, data,
-                            stays_gathered(job) ? Gathered::whole_step : Gathered::while_used);
-}
-
-// A copy has a name of its own in the optimizer, which knows each once.
-std::string name_in_optimizer(const Parameters::Entry& entry) {
-  return entry.is_copy ? entry.name + " (head)" : entry.name;
-}
-
-AdamW optimizer_of(const Job& job, const Parameters& parameters) {
-  std::vector<AdamW::Parameter> all;
-  for (const auto& entry : parameters.entries()) {
-    all.push_back({name_in_optimizer(entry), entry.value, entry.decay});
-  }
-  return {std::move(all), job.optimizer};
-}
-
-std::unique_ptr<offload::Session> session_of(const Job& job) {
-  if (!job.offload && !job.fit) {
-    return nullptr;
-  }
-  offload::Options options;
-  options.budget = job.fit ? job.fit : job.offload_budget;
-  options.recompute = job.fit.has_value();
-  options.moves = !job.fit || !job.device.is_cpu();
-  options.target = job.device.is_cpu() ? offload::Target::copy : offload::Target::host;
-  return std::make_unique<offload::Session>(std::move(options));
-}
-
 std::vector<int64_t> tokens_of(const std::string& prompt) {
   std::vector<int64_t> out;
   for (const char next : prompt) {
@@ -152,11 +57,6 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 
 }  // namespace
 
-// Note [Gathered for a step]
-// In a pipeline a rank's weights are used by every microbatch in turn, so they are gathered once a
-// step, and their gradients are added up over ranks once. A rank that has all layers and few
-// microbatches gathers each layer when it is its turn: there the memory matters more. What is
-// gathered then is not the schedule's to promise, so that only microbatches are counted there.
 struct Trainer::State {
   State(const Job& given, TrainGroups with);
 
@@ -203,25 +103,6 @@ struct Trainer::State {
   std::optional<int64_t> fitted;  // the most of the last step, if it followed its plan
 };
 
-namespace {
-
-BatchOptions batches_of(const Job& job, int64_t data_rank) {
-  return {.rows = job.rows,
-          .length = job.length,
-          .rank = data_rank,
-          .ranks = job.dp,
-          .seed = job.seed,
-          .vocab = job.model.vocab};
-}
-
-// Without evaluation nothing is read from it, and it may be too short.
-Batches validation_of(const Job& job, int64_t data_rank) {
-  const auto [training, rest] = training_and_validation(job);
-  return {job.evaluate_every > 0 ? rest : training, batches_of(job, data_rank)};
-}
-
-}  // namespace
-
 Trainer::State::State(const Job& given, TrainGroups with)
     : job((check(given, with.world->getSize()), given)),
       groups(std::move(with)),
@@ -231,7 +112,7 @@ Trainer::State::State(const Job& given, TrainGroups with)
       schedule(pipeline_of(job)),
       begun(begun_in(job)),
       optimizer({}, {}),
-      training(training_and_validation(job).first, batches_of(job, data_rank)),
+      training(training_of(job, data_rank)),
       validation(validation_of(job, data_rank)) {
   groups.data.timeout = job.timeout;
   if (job.device.is_cpu() && (job.strict || job.fit)) {
