@@ -414,8 +414,7 @@ def test_calls_have_the_time_that_they_take_in_a_step() -> None:
             chain(x).float().sum().backward()
         found.append(max(point.seconds for point in fit.frontier(32).points))
     launches = 80 * 5e-6
-    # The least, as of the plain ones: others may be at work on the device.
-    assert 0 < min(found[1:]) < 1.3 * plain + launches
+    assert 0 < found[-1] < 1.3 * plain + launches
     assert found[-1] <= found[0]  # each by itself
 
 

@@ -19,7 +19,7 @@ HEALTHY = sorted(path.stem for path in (ZOO / "healthy").glob("*.py"))
 STEP = 14
 
 # Takes a census in the middle of the program, on the thread that trains. Then it leaves, or kills
-# its own process, as the kernel would, once the holder of a suspect was written down.
+# its own process, as the kernel would, once the first suspect's holder was written down.
 CENSUS = f"""
 import json, os, runpy, signal, sqlite3, sys, threading, time
 from pathlib import Path
@@ -55,19 +55,14 @@ def later(tries: int) -> None:
 def kill_when_found() -> None:
     while True:
         time.sleep(0.05)
-        for file in Path("run.tenure").glob("*.sqlite"):
-            readable = f"{{file.resolve().as_uri()}}?mode=ro"
-            try:
-                with sqlite3.connect(readable, uri=True) as connection:
-                    found = connection.execute("SELECT count(*) FROM holdings").fetchone()[0]
-            except sqlite3.OperationalError:
-                continue
-            if found and Path("census.json").exists() and a_suspect_has_holders():
-                os.kill(os.getpid(), signal.SIGKILL)
-
-# Those that are written down may be of an origin that is none, once there are more steps.
-def a_suspect_has_holders() -> bool:
-    return any(one["holders"] for one in recordings.judge([Path("run.tenure")])["suspects"])
+        if not Path("census.json").exists():
+            continue
+        try:
+            suspects = recordings.judge([Path("run.tenure")])["suspects"]
+        except sqlite3.OperationalError:
+            continue
+        if suspects and suspects[0]["holders"]:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 steps = _C.on_step(take)
 if ending == "is killed":
@@ -106,10 +101,9 @@ def test_who_holds_99_percent(taken: dict[str, Path], name: str) -> None:
 def test_killed_after_detection_it_still_has_its_path(taken: dict[str, Path], name: str) -> None:
     verdict = recordings.judge([taken[name]])
     assert verdict["verdict"] == "leak"
-    # Killed once one suspect has its path: others, which may have made more, may have none yet.
-    holders = next(one["holders"] for one in verdict["suspects"] if one["holders"])
-    assert Marks.of(ZOO / f"{name}.py").holder in str(holders)
-    assert any(hop.get("leak") for hop in holders[0])
+    suspect = verdict["suspects"][0]
+    assert Marks.of(ZOO / f"{name}.py").holder in str(suspect["holders"])
+    assert any(hop.get("leak") for hop in suspect["holders"][0])
 
 
 def test_killed_it_is_right_up_to_the_last_second(taken: dict[str, Path]) -> None:

@@ -18,6 +18,6 @@ def test_of_many_healthy_runs_none_leaks(tmp_path: Path) -> None:
     assert [run.code for run in runs] == [0] * HEALTHY
     said = {seed: run.verdict["verdict"] for seed, run in enumerate(runs)}
     assert {seed: word for seed, word in said.items() if word == "leak"} == {}
-    # Nor is the other alarm given lightly: lengths drawn at random do rise in some short runs.
+    # Nor is the other alarm given lightly.
     grown = [run.err for run in runs if run.verdict["verdict"] == "growth"]
-    assert len(grown) <= max(1, HEALTHY // 50), grown
+    assert len(grown) <= max(1, HEALTHY // 100), grown
